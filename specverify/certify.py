@@ -1,0 +1,215 @@
+"""The job: may this pair go out? A plan of checks, each asked, scored, concluded; then judged together.
+
+Flow, one way: rounds of requests → engine → traces → scorer → scored traces → check → judge → certificate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from specverify import __version__
+from specverify.checks.acceptance import acceptance
+from specverify.checks.check import Unscored
+from specverify.checks.compatibility import compatibility
+from specverify.checks.cost import cost
+from specverify.checks.exactness import exactness
+from specverify.checks.greedy import greedy
+from specverify.checks.lossless import lossless
+from specverify.checks.parameters import parameters
+from specverify.checks.reproducibility import reproducibility
+from specverify.checks.stopping import stopping
+from specverify.errors import PlanError, SubjectError
+from specverify.judge import headline, judge
+from specverify.models.fingerprint import fingerprint
+from specverify.plan import plan_digest
+from specverify.records import Certificate, CheckResult, Environment, Finding, ModelFingerprint, Verdict, worst
+from specverify.scoring import ScoredTraces, score
+from specverify.watch import Silent
+
+if TYPE_CHECKING:
+    from specverify.checks.check import Check, Round
+    from specverify.plan import Plan
+    from specverify.subject import Subject
+    from specverify.watch import Watch
+
+__all__ = ["CHECKS", "Store", "certify", "environment", "run_check"]
+
+CHECKS: tuple[Check, ...] = (
+    compatibility,
+    exactness,
+    greedy,
+    stopping,
+    reproducibility,
+    parameters,
+    lossless,
+    acceptance,
+    cost,
+)
+"""In the order in which they run: cheaper and stronger answers first."""
+
+
+class Store(Protocol):
+    """Where finished checks are kept, so that an interrupted run goes on where it was."""
+
+    def get(self, check_id: str) -> CheckResult | None:
+        """A result of the same run, if there is one."""
+        ...
+
+    def put(self, result: CheckResult) -> None:
+        """Keep a result."""
+        ...
+
+
+class Forgetful:
+    """Keeps nothing."""
+
+    def get(self, check_id: str) -> CheckResult | None:
+        """Nothing."""
+        del check_id
+        return None
+
+    def put(self, result: CheckResult) -> None:
+        """Nowhere."""
+
+
+def certify(
+    subject: Subject,
+    plan: Plan,
+    *,
+    watch: Watch | None = None,
+    store: Store | None = None,
+    fault: str = "",
+    trust_remote_code: bool = False,
+) -> Certificate:
+    """Run the plan's checks on `subject`, judge them together, and say whether the pair may go out.
+
+    Raises `PlanError` for the name of a check that doesn't exist, and what loading and decoding raise.
+    """
+    started = time.perf_counter()
+    watch = Silent() if watch is None else watch
+    store = Forgetful() if store is None else store
+    transcripts = Transcripts(subject)
+    results = []
+    for check in chosen(plan):
+        result = store.get(check.id)
+        if result is None:
+            result = run_check(check, subject, plan, transcripts=transcripts, watch=watch)
+            store.put(result)
+        results.append(result)
+    watch.close()
+    judged, budget = judge(results, plan.false_fail_rate)
+    target, draft = _fingerprints(subject)
+    return Certificate(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=subject.command,
+        verdict=worst(result.verdict for result in judged),
+        headline=headline(judged, fault=fault),
+        target=target,
+        draft=draft,
+        engine=subject.engine.name,
+        fault=fault,
+        trust_remote_code=trust_remote_code,
+        environment=environment(subject.target.device, plan.dtype),
+        plan=dataclasses.asdict(plan),
+        plan_sha256=plan_digest(plan),
+        seed=plan.seed,
+        checks=judged,
+        error_budget=budget,
+        elapsed_s=time.perf_counter() - started,
+    )
+
+
+def chosen(plan: Plan) -> tuple[Check, ...]:
+    """The checks that the plan names; all when it names none. Raises `PlanError` with the nearest name."""
+    known = {check.id: check for check in CHECKS}
+    for name in plan.only:
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.4)
+            msg = f"there is no check named '{name}'; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known)}"
+            raise PlanError(msg)
+    return tuple(check for check in CHECKS if not plan.only or check.id in plan.only)
+
+
+class Transcripts:
+    """Rounds that were decoded and scored, so that two checks that ask the same share the answers."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._scored: dict[tuple[object, ...], ScoredTraces] = {}
+
+    def answer(self, asked: Round) -> ScoredTraces:
+        """Decode and score a round, or recall it."""
+        key = tuple(asked)
+        if key not in self._scored:
+            traces = list(self._subject.engine.decode(asked))
+            subject = self._subject
+            if isinstance(asked, Unscored):
+                self._scored[key] = ScoredTraces(tuple(traces))
+            else:
+                self._scored[key] = score(traces, target=subject.target, draft=subject.draft, workers=subject.workers)
+        return self._scored[key]
+
+
+def run_check(
+    check: Check, subject: Subject, plan: Plan, *, transcripts: Transcripts | None = None, watch: Watch | None = None
+) -> CheckResult:
+    """Ask a check's rounds until it is decided, and conclude. An engine that breaks is a finding, not a crash."""
+    watch = Silent() if watch is None else watch
+    transcripts = Transcripts(subject) if transcripts is None else transcripts
+    started = time.perf_counter()
+    try:
+        rounds = list(check.rounds(subject, plan))
+        watch.stage(check.id, len(rounds) + 1)
+        scored = ScoredTraces()
+        for asked in rounds:
+            scored = scored.merge(transcripts.answer(asked))
+            watch.advance()
+            if check.decided(plan, scored):
+                break
+        result = check.conclude(subject, plan, scored)
+        watch.advance()
+    except SubjectError as error:
+        result = CheckResult(
+            id=check.id,
+            claim=check.claim,
+            verdict=Verdict.FAIL,
+            summary=f"the engine broke: {error}",
+            findings=(Finding(text=str(error)),),
+        )
+    return dataclasses.replace(result, elapsed_s=time.perf_counter() - started)
+
+
+def environment(device: torch.device, dtype: str) -> Environment:
+    """Where this run is made."""
+    name = f"{device.type}: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+    return Environment(
+        specverify=__version__,
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        transformers=version("transformers"),
+        device=name,
+        dtype=dtype,
+        num_threads=torch.get_num_threads(),
+        platform=platform.platform(),
+        cpu=platform.processor() or platform.machine(),
+    )
+
+
+def _fingerprints(subject: Subject) -> tuple[ModelFingerprint, ModelFingerprint | None]:
+    if subject.pair is None:
+        bare = ModelFingerprint(
+            name=subject.target.name, architecture="table", num_parameters=0, vocab_size=subject.target.vocab_size,
+            weights_sha256="", tokenizer_sha256="", template_sha256="", config_sha256="",
+        )  # fmt: skip
+        return bare, None
+    draft = subject.pair.draft
+    return fingerprint(subject.pair.target), fingerprint(draft) if draft is not None else None

@@ -1,0 +1,184 @@
+"""greedy: at temperature 0, speculation changes no token; a near tie within the measured noise is counted, not hidden."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
+
+from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
+from specverify.checks.noise import Noise, measured_noise
+from specverify.records import (
+    CheckResult,
+    Finding,
+    Plot,
+    PlotKind,
+    SamplingParams,
+    Series,
+    StatisticalTest,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from specverify.checks.check import Round
+    from specverify.plan import Plan
+    from specverify.records import DecodeTrace
+    from specverify.scoring import ScoredTraces
+    from specverify.subject import Subject
+
+__all__ = ["greedy"]
+
+_NOISE_TEXTS = 4
+_NOISE_TOKENS = 40
+
+
+def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
+    params = sampling(subject, plan, SamplingParams(temperature=0))
+    prompts = spread(subject.prompts, plan.greedy_prompts)
+    yield asked("greedy/on", plan, prompts, params)
+    yield Unscored(asked("greedy/off", plan, prompts, params, speculation=False))
+
+
+def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
+    on = scored.where(_of_arm(scored, speculation=True))
+    texts = [trace.request.prompt_ids + trace.token_ids for trace in scored.traces if trace.request.speculation]
+    longest_first = sorted(texts, key=len, reverse=True)[:_NOISE_TEXTS]
+    noise = measured_noise(
+        subject.target, [text[-_NOISE_TOKENS:] for text in longest_first], chunk=plan.num_speculative_tokens + 1
+    )
+    flips = on["gap"] > 0
+    beyond = on["gap"] > noise.allowed_gap
+    drafted = sum(step.num_draft_tokens for trace in on.traces for step in trace.steps)
+    diverged = _diverged(scored.traces)
+    findings = _wrong_tokens(on, beyond, noise)
+    verdict = Verdict.FAIL if findings else Verdict.PASS
+    if not findings and (drafted == 0 or len(on) == 0):
+        verdict = Verdict.INCONCLUSIVE
+    summary = (
+        f"{len(on):,} tokens, {int(flips.sum())} not the target's first choice, {int(beyond.sum())} of them beyond the "
+        f"measured noise (2B = {noise.allowed_gap:.2g} logits); {diverged} of {_num_pairs(scored.traces)} texts differ from target-only"
+    )
+    return CheckResult(
+        id="greedy",
+        claim=greedy.claim,
+        verdict=verdict,
+        summary=summary if drafted else "nothing was drafted, so nothing was shown",
+        findings=findings + _tolerated(on, flips & ~beyond),
+        tests=(_flip_rate(on, flips, noise),) if len(on) else (),
+        measurements={
+            "num_flips": int(flips.sum()),
+            "num_tolerated_flips": int((flips & ~beyond).sum()),
+            "num_wrong_tokens": int(beyond.sum()),
+            "num_diverged_texts": diverged,
+            "noise_largest_logits": noise.largest,
+            "noise_margin_sd_logits": noise.margin_sd,
+            "allowed_gap_logits": noise.allowed_gap,
+        },
+        num_samples=len(on),
+        smallest_detectable=noise.allowed_gap,
+        effect_unit="logits",
+        advice="" if verdict is Verdict.PASS else _advice(drafted),
+        reproduce=reproduce(subject, plan, "greedy"),
+        plots=(_plot(on, flips, noise),),
+    )
+
+
+def _of_arm(scored: ScoredTraces, *, speculation: bool) -> NDArray[np.bool_]:
+    arm = np.array([trace.request.speculation == speculation for trace in scored.traces], dtype=bool)
+    return arm[scored["trace"].astype(np.int64)]
+
+
+def _by_prompt(traces: Iterable[DecodeTrace], *, speculation: bool) -> dict[str, DecodeTrace]:
+    return {trace.request.prompt_id: trace for trace in traces if trace.request.speculation == speculation}
+
+
+def _num_pairs(traces: tuple[DecodeTrace, ...]) -> int:
+    return len(_by_prompt(traces, speculation=True))
+
+
+def _diverged(traces: tuple[DecodeTrace, ...]) -> int:
+    """Texts that are not token for token those of the target alone."""
+    on, off = (_by_prompt(traces, speculation=arm) for arm in (True, False))
+    return sum(on[prompt].token_ids != off[prompt].token_ids for prompt in on if prompt in off)
+
+
+def _wrong_tokens(on: ScoredTraces, beyond: NDArray[np.bool_], noise: Noise) -> tuple[Finding, ...]:
+    findings = []
+    for index in np.flatnonzero(beyond)[:10]:
+        trace = on.traces[int(on["trace"][index])]
+        text = (
+            f"token {int(on['token'][index])} is {on['gap'][index]:.3g} logits below the target's first choice "
+            f"(allowed {noise.allowed_gap:.2g}, rank {int(on['rank'][index])})"
+        )
+        place = f"prompt {trace.request.prompt_id}, token {int(on['position'][index])} after it"
+        findings.append(Finding(text=text, place=place))
+    return tuple(findings)
+
+
+def _tolerated(on: ScoredTraces, tolerated: NDArray[np.bool_]) -> tuple[Finding, ...]:
+    if not tolerated.any():
+        return ()
+    text = f"{int(tolerated.sum())} near ties went the other way, the widest by {on['gap'][tolerated].max():.2g} logits"
+    return (Finding(text=text, severity=Verdict.PASS),)
+
+
+def _flip_rate(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> StatisticalTest:
+    """Flips against what the noise predicts: each margin m flips with probability Phi(-m/s); Chernoff-bounded tail."""
+    expected = stats.norm.sf(on["margin"] / max(noise.margin_sd, 1e-300)).sum() + 1e-9
+    observed = int(flips.sum())
+    p_value = 1.0
+    if observed > expected:  # a sum of independent Bernoullis exceeds its mean by Chernoff's bound at most
+        p_value = float(np.exp(observed - expected - observed * np.log(observed / expected)))
+    return StatisticalTest(
+        name="flips against the measured noise",
+        statistic=observed,
+        p_value=p_value,
+        allowed=float("nan"),
+        failed=False,
+        num_samples=len(on),
+        effect_unit="flips",
+    )
+
+
+def _plot(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> Plot:
+    margins = np.sort(on["margin"])
+    thinned = margins[np.linspace(0, len(margins) - 1, min(len(margins), 200)).astype(int)] if len(margins) else margins
+    shares = np.linspace(0, 1, len(thinned))
+    gaps = on["gap"][flips]
+    return Plot(
+        id="greedy/margins",
+        title="Margins of the target, and gaps of divergences",
+        x_label="logits",
+        y_label="share of tokens with a smaller margin",
+        kind=PlotKind.LINE,
+        series=(
+            Series(label="margin of the target's first choice", x=tuple(thinned.tolist()), y=tuple(shares.tolist())),
+            Series(label="gap of a divergence", x=tuple(np.sort(gaps).tolist()), y=tuple([0.5] * len(gaps))),
+            Series(label="allowed: 2B", x=(noise.allowed_gap, noise.allowed_gap), y=(0.0, 1.0), dashed=True),
+        ),
+        caption="A divergence right of the dashed line can't be numerical noise.",
+    )
+
+
+def _advice(drafted: int) -> str:
+    if drafted == 0:
+        return "find out why nothing is drafted: the engine may have switched speculation off without a word"
+    return (
+        "a token beyond the noise comes from the cache, the positions or the rule: compare the first wrong token's step "
+        "with target-only decoding, and look at what the rollback before it kept"
+    )
+
+
+greedy = Check(
+    id="greedy",
+    claim="at temperature 0, speculation changes no token",
+    rounds=_rounds,
+    conclude=_conclude,
+)
+"""Teacher-forced: every token is held against the target's first choice after the engine's own text, so comparison goes
+on after a divergence."""

@@ -1,0 +1,175 @@
+"""lossless: over real prompts, the emitted tokens follow the target's own distribution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
+from specverify.checks.evidence import (
+    e_process,
+    e_process_plot,
+    e_process_test,
+    impossible_tokens,
+    pit_tests,
+    qq_plot,
+)
+from specverify.records import CheckResult, StatisticalTest, Verdict
+from specverify.sampling import probabilities
+from specverify.statistics.budget import e_threshold
+from specverify.statistics.categorical import chi_square, smallest_detectable_tv
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from specverify.checks.check import Round
+    from specverify.plan import Plan
+    from specverify.scoring import ScoredTraces
+    from specverify.subject import EncodedPrompt, Subject
+
+__all__ = ["lossless", "lossless_rounds"]
+
+_MOST_E_PROCESSES = 32
+"""No run has more; an e-process that passes the threshold of so many is decided, whatever the judge's share."""
+
+
+def lossless_rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
+    """Rounds over all prompts, a batch of samples each, until the budget of tokens is surely reached."""
+    samples = max(1, plan.batch_size // max(1, len(subject.prompts)))
+    tokens_at_least = samples * len(subject.prompts)  # every decode emits one token or more
+    budget, number = plan.lossless_tokens, 0
+    while budget > 0:
+        yield asked(f"lossless/{number}", plan, subject.prompts, sampling(subject, plan), num_samples=samples)
+        budget -= max(tokens_at_least, samples * len(subject.prompts) * plan.max_new_tokens // 2)
+        number += 1
+
+
+def _first_token_prompts(subject: Subject, plan: Plan) -> tuple[EncodedPrompt, ...]:
+    return spread(subject.prompts, plan.first_token_prompts)
+
+
+def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
+    yield from lossless_rounds(subject, plan)
+    params = replace(sampling(subject, plan), max_new_tokens=2)  # two, so that the first is drafted
+    prompts = _first_token_prompts(subject, plan)
+    yield Unscored(asked("first_token", plan, prompts, params, num_samples=plan.first_token_samples))
+
+
+def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    of_trace = np.array([trace.request.id.startswith("lossless/") for trace in scored.traces], dtype=bool)
+    return of_trace[scored["trace"].astype(np.int64)]
+
+
+def _stream(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
+    """The tokens of the stream, cut at the number that was fixed before."""
+    mask = _is_stream(scored)
+    return scored.where(mask & (np.cumsum(mask) <= plan.lossless_tokens))
+
+
+def _decided(plan: Plan, scored: ScoredTraces) -> bool:
+    stream = _stream(scored, plan)
+    if (stream["prob"] == 0).any():
+        return True
+    return e_process(stream).log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)
+
+
+def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tuple[StatisticalTest, ...]:
+    """Chi-square of the first tokens of many samples of one prompt against the target's exact law."""
+    tests = []
+    for prompt in _first_token_prompts(subject, plan):
+        traces = [trace for trace in scored.traces if trace.request.id == f"first_token/{prompt.id}"]
+        if not traces:
+            continue
+        expected = _law_after(subject, prompt, traces[0].request.params)
+        observed = np.bincount([trace.token_ids[0] for trace in traces], minlength=len(expected))
+        outcome = chi_square(observed, expected)
+        detectable = smallest_detectable_tv(
+            expected, len(traces), false_fail_rate=plan.false_fail_rate / 2, false_pass_rate=plan.false_pass_rate
+        )
+        tests.append(
+            StatisticalTest(
+                name=f"first token after {prompt.id}, chi-square",
+                statistic=outcome.statistic,
+                p_value=outcome.p_value,
+                allowed=math.nan,
+                failed=False,
+                num_samples=len(traces),
+                smallest_detectable=detectable,
+            )
+        )
+    return tuple(tests)
+
+
+@torch.inference_mode()
+def _law_after(subject: Subject, prompt: EncodedPrompt, params: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    ids = torch.tensor([prompt.token_ids], device=subject.target.device)
+    length = torch.tensor([[ids.shape[1]]], device=ids.device)
+    logits = subject.target.logits([prompt.token_ids])[:, -1:]
+    law = probabilities(logits, [params], token_ids=ids, prefix_lengths=length, prompt_lengths=length[0])  # type: ignore[list-item]
+    return law[0, 0].cpu().numpy()
+
+
+def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
+    stream = _stream(scored, plan)
+    drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
+    steps_known = any(trace.steps for trace in stream.traces)
+    findings = impossible_tokens(scored)
+    pit = pit_tests(stream, plan, name="stream") if len(stream) else ()
+    tests = (
+        *((e_process_test(stream, name="stream"),) if len(stream) else ()),
+        *pit,
+        *_first_token_tests(subject, plan, scored),
+    )
+    detectable = min((test.smallest_detectable or 1.0 for test in pit), default=1.0)
+    verdict, reason = Verdict.PASS, ""
+    if findings:
+        verdict, reason = Verdict.FAIL, findings[0].text
+    elif steps_known and drafted == 0:
+        verdict, reason = Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
+    elif detectable > plan.largest_undetected_tv:
+        verdict = Verdict.INCONCLUSIVE
+        reason = f"too few tokens: a TV distance below {detectable:.2g} would go unseen (wanted {plan.largest_undetected_tv:.2g})"
+    log10_e = tests[0].log10_e if tests and tests[0].log10_e is not None else 0.0
+    summary = reason or (
+        f"{len(stream):,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
+        f"smallest p-value {min((test.p_value for test in tests if test.p_value is not None), default=1.0):.2g}"
+    )
+    return CheckResult(
+        id="lossless",
+        claim=lossless.claim,
+        verdict=verdict,
+        summary=summary,
+        findings=findings,
+        tests=tests,
+        measurements={"num_drafted_tokens": drafted, "log10_e": log10_e},
+        num_samples=len(stream),
+        smallest_detectable=detectable,
+        effect_unit="TV distance (mean over tokens, in a tested order)",
+        advice=_ADVICE,
+        reproduce=reproduce(subject, plan, "lossless"),
+        plots=(
+            qq_plot(stream),
+            e_process_plot(stream, limit=e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)),
+        )
+        if len(stream)
+        else (),
+    )
+
+
+_ADVICE = (
+    "the stream says that the law is wrong, the likeliest fault says where to look; run --only exactness to see whether the "
+    "rule itself is wrong, then compare the draft's reported law with the one that it samples from"
+)
+
+lossless = Check(
+    id="lossless",
+    claim="over real prompts, emitted tokens follow the target's own distribution",
+    rounds=_rounds,
+    decided=_decided,
+    conclude=_conclude,
+)
+"""Teacher-forced PIT of every emitted token (KS, chi-square, e-process), and first tokens against the exact law."""

@@ -1,0 +1,125 @@
+"""Counter-based uniforms: Philox4x32-10 [Salmon2011] in torch, the same bits on CPU and GPU.
+
+A uniform is a pure function of (seed, stream, sequence, position, step). So the choices of a sequence depend neither on
+the batch it is in, nor on the shard, the device, or what happened before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specverify.choices import Stream, inverse_cdf
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+__all__ = ["Philox", "philox4x32", "uniform53"]
+
+_MASK32 = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def philox4x32(counter: Int[Tensor, "4 *shape"], key: Int[Tensor, "2 *shape"]) -> Int[Tensor, "4 *shape"]:
+    """Ten rounds of Philox4x32 on 32-bit words held in int64 [Salmon2011, §4.3].
+
+    The 64-bit product of two words wraps in int64, whose *bits* are still those of the unsigned product.
+    """
+    multipliers = torch.tensor(_MULTIPLIERS, dtype=torch.int64, device=counter.device).view(2, *[1] * (key.dim() - 1))
+    weyl = torch.tensor(_WEYL, dtype=torch.int64, device=counter.device).view(2, *[1] * (key.dim() - 1))
+    even, odd = counter[[0, 2]], counter[[1, 3]]  # words 0 and 2 are multiplied, 1 and 3 are mixed in
+    for _ in range(_ROUNDS):
+        product = even * multipliers
+        high, low = (product >> 32) & _MASK32, product & _MASK32
+        even, odd = high.flip(0) ^ odd ^ key, low.flip(0)
+        key = (key + weyl) & _MASK32
+    return torch.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def uniform53(
+    seed: Int[Tensor, "*shape"],
+    stream: Int[Tensor, "*shape"],
+    sequence: Int[Tensor, "*shape"],
+    position: Int[Tensor, "*shape"],
+    step: Int[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
+    """A 53-bit uniform in [0, 1) for each coordinate; shapes broadcast. Distinct coordinates are independent."""
+    shape = np.broadcast_shapes(seed.shape, stream.shape, sequence.shape, position.shape, step.shape)
+    seed, stream, sequence, position, step = (each.expand(shape) for each in (seed, stream, sequence, position, step))
+    words = philox4x32(
+        torch.stack((position, sequence, step, stream)) & _MASK32, torch.stack((seed & _MASK32, (seed >> 32) & _MASK32))
+    )
+    return ((words[0] >> 5) * 2**26 + (words[1] >> 6)).double() * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Philox:
+    """Choices for a batch of sequences, bound to where each one stands.
+
+    `seed` and `sequence` say who a row is; `position` is the index in the sequence of the next token to emit and `step`
+    counts the draft-and-verify steps, so that a position that is drafted again gets fresh uniforms. The `TARGET` stream
+    ignores `step`. `window` offsets of all streams are computed at once, on first use.
+    """
+
+    seed: Int[Tensor, " batch"]
+    sequence: Int[Tensor, " batch"]
+    position: Int[Tensor, " batch"]
+    step: Int[Tensor, " batch"]
+    window: int = 8
+
+    @staticmethod
+    def start(seed: Int[Tensor, " batch"], sequence: Int[Tensor, " batch"], *, window: int = 8) -> Philox:
+        """At the first token of the first step."""
+        zeros = torch.zeros_like(sequence)
+        return Philox(seed, sequence, zeros, zeros, window)
+
+    def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> Philox:
+        """The same sequences, standing elsewhere."""
+        return Philox(self.seed, self.sequence, position, step, self.window)
+
+    def select(self, rows: Int[Tensor, " rows"]) -> Philox:
+        """These rows only."""
+        return Philox(self.seed[rows], self.sequence[rows], self.position[rows], self.step[rows], self.window)
+
+    @cached_property
+    def _uniforms(self) -> Float[Tensor, "batch streams window"]:
+        streams = torch.arange(len(Stream), device=self.seed.device)[:, None]
+        offsets = torch.arange(self.window, device=self.seed.device)
+        step = torch.where(streams == Stream.TARGET, 0, self.step[:, None, None])
+        position = self.position[:, None, None] + offsets
+        return uniform53(self.seed[:, None, None], streams, self.sequence[:, None, None], position, step)
+
+    def uniform(
+        self, stream: Stream | Int[Tensor, "batch n"], at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+    ) -> Float[Tensor, "batch n"]:
+        """Uniforms at the offsets `at` (below `window`) of each row's block."""
+        at = at.expand(len(self.seed), at.shape[-1])
+        if isinstance(stream, Stream):
+            return self._uniforms[:, stream].gather(1, at)
+        return self._uniforms.flatten(1).gather(1, stream * self.window + at)
+
+    def accept(
+        self, prob: Float[Tensor, "batch n"], *, stream: Stream, at: Int[Tensor, " n"], leading: bool = False
+    ) -> Bool[Tensor, "batch n"]:
+        """True where the uniform lies strictly below `prob`: a token of probability 0 never passes, even at u = 0."""
+        del leading
+        return self.uniform(stream, at) < prob
+
+    def draw(
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        stream: Stream | Int[Tensor, "batch n"],
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
+    ) -> Int[Tensor, "batch n"]:
+        """One id from each row's law."""
+        del guesses
+        return inverse_cdf(probs, self.uniform(stream, at))

@@ -1,0 +1,89 @@
+"""The command line. Nothing heavy is imported until a command needs it, so that help and mistakes answer at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from specverify.cli.certify import certify
+from specverify.cli.exits import guarded
+from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="specverify",
+    help="Does speculative decoding change what a model says, and may this pair go out?",
+    epilog="Exit codes: 0 pass, 1 fail, 2 usage, 3 inconclusive, 70 a bug in specverify, 130 interrupted.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
+
+
+@app.command()
+def faults(
+    *,
+    list_: bool = typer.Option(False, "--list", help="Name them (also what happens without it)."),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """The faults that --fault can plant in the reference decoder."""
+    from specverify.faults import FAULTS
+
+    del list_
+    if as_json:
+        named = [{"name": f.name, "stands_for": f.stands_for, "caught_by": list(f.caught_by)} for f in FAULTS]
+        typer.echo(json.dumps({"faults": named}, indent=2))
+    elif quiet:
+        typer.echo("\n".join(fault.name for fault in FAULTS))
+    else:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("fault", "stands for", "caught by", box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for fault in FAULTS:
+            table.add_row(Text(fault.name), Text(fault.stands_for), Text(", ".join(fault.caught_by)))
+        Console().print(table)
+    return 0
+
+
+@app.command()
+def version(*, as_json: AsJson = False, quiet: Quiet = False) -> int:
+    """The versions that a certificate depends on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    from specverify import __version__
+
+    versions = {"specverify": __version__, "python": platform.python_version()}
+    for package in ("torch", "transformers", "tokenizers", "numpy"):
+        try:
+            versions[package] = installed(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    if as_json:
+        typer.echo(json.dumps(versions))
+    else:
+        typer.echo(__version__ if quiet else "\n".join(f"{name:<13}{value}" for name, value in versions.items()))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; its exit code. Never raises, but for a `SystemExit` of somebody else's.
+
+    main(["certify", "--only", "compatibility"])
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded(
+        lambda: app(given or ["--help"], prog_name="specverify", standalone_mode=False), as_json="--json" in given
+    )

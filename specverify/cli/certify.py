@@ -1,0 +1,138 @@
+"""`specverify certify` says whether a pair may go out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from specverify.cli import options  # noqa: TC001 - typer reads the annotations
+from specverify.cli.exits import EXIT_CODES, Interrupted, crash_kept_in, say
+from specverify.cli.invocation import Invocation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from specverify.cli.invocation import Sources
+    from specverify.plan import Plan
+    from specverify.records import Certificate
+    from specverify.watch import Watch
+
+__all__ = ["certify"]
+
+
+def certify(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    *,
+    pair: options.PairName = None,
+    prompts: options.Prompts = None,
+    plan: options.PlanFile = None,
+    budget: options.Budget = None,
+    only: options.Only = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
+    rule: options.RuleName = "chain",
+    drafter: options.Drafter = "model",
+    fault: options.FaultName = "",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    device_map: options.DeviceMap = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    seed: options.Seed = None,
+    out: options.Out = None,
+    resume: options.Resume = True,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Say whether speculative decoding changes what TARGET says, and whether TARGET and DRAFT may go out together.
+
+    Without TARGET and DRAFT, the embedded pair is certified: offline, in under a minute on a CPU.
+    """
+    named = tuple(name.strip() for given in only or () for name in given.split(","))
+    invocation = Invocation(
+        target=target, draft=draft, pair=pair, drafter=drafter, rule=rule, fault=fault, prompts=prompts, plan_file=plan,
+        num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
+        dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    sources = invocation.sources()
+    folder = invocation.folder(sources)
+    with crash_kept_in(folder):
+        certificate = _run(invocation, sources, folder, resume=resume, quiet=quiet, as_json=as_json)
+        _show(certificate, folder, quiet=quiet, as_json=as_json)
+    return EXIT_CODES[certificate.verdict]
+
+
+def _run(
+    invocation: Invocation, sources: Sources, folder: Path, *, resume: bool, quiet: bool, as_json: bool
+) -> Certificate:
+    """Everything that can be refused is refused first; then load, certify, write."""
+    from rich.console import Console
+
+    from specverify.cli.progress import watching
+
+    plan = invocation.plan()
+    watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
+    try:
+        return _certified(invocation, sources, plan, folder, watch=watch, resume=resume, quiet=quiet)
+    except KeyboardInterrupt as error:
+        msg = "interrupted; run the same command again to resume"
+        raise Interrupted(msg) from error
+    finally:
+        watch.close()
+
+
+def _certified(
+    invocation: Invocation,
+    sources: Sources,
+    plan: Plan,
+    folder: Path,
+    *,
+    watch: Watch,
+    resume: bool,
+    quiet: bool,
+) -> Certificate:
+    from specverify.certify import certify as certified
+    from specverify.certify import chosen
+    from specverify.cli.output import render, require_writable, write_all
+    from specverify.cli.setup import make_subject, require_names
+    from specverify.cli.store import FileStore, run_key
+
+    chosen(plan)
+    require_names(invocation)
+    require_writable(folder)
+    watch.stage("loading", 1)
+    subject = make_subject(invocation, sources, plan)
+    key = run_key(subject, plan, fault=invocation.fault)
+    store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
+    watch.advance()
+    certificate = certified(
+        subject,
+        plan,
+        watch=watch,
+        store=store,
+        fault=invocation.fault,
+        trust_remote_code=invocation.trust_remote_code,
+    )
+    write_all(folder, render(certificate))
+    store.remove()
+    return certificate
+
+
+def _nobody(sentence: str) -> None:
+    del sentence
+
+
+def _show(certificate: Certificate, folder: Path, *, quiet: bool, as_json: bool) -> None:
+    from specverify.cli.output import CERTIFICATE
+
+    if as_json:
+        typer.echo((folder / CERTIFICATE).read_text(encoding="utf-8"), nl=False)
+    elif quiet:
+        typer.echo(f"{certificate.verdict}  {certificate.headline}")
+    else:
+        from rich.console import Console
+
+        from specverify.report.terminal import print_certificate
+
+        print_certificate(certificate, Console(), path=folder / CERTIFICATE)
+        typer.echo(f"report: {folder / 'report.html'}")

@@ -1,0 +1,117 @@
+"""How a command ends: an exit code and one sentence, never a traceback on the terminal.
+
+0    PASS
+1    FAIL, or what is under test broke
+2    usage: the sentence says what to do
+3    INCONCLUSIVE, or nothing ran
+70   a bug in specverify; the traceback is in a file
+130  interrupted
+141  whoever read our output has gone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from specverify.errors import ClaimViolated, InternalError, SubjectError, UsageError
+from specverify.records import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["EXIT_CODES", "Interrupted", "crash_kept_in", "guarded", "say"]
+
+EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.NOT_RUN: 3}
+BROKEN, USAGE, BUG, INTERRUPTED, PIPE = 1, 2, 70, 130, 141
+
+
+class Interrupted(Exception):
+    """The user stopped the run; the sentence says how to go on."""
+
+
+def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
+    """The exit code of a command, with one sentence on standard error where it did not end by itself."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that lacks a sign gets another
+    try:
+        code = command() or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+        return PIPE
+    except SystemExit:  # typer's answer to a broken pipe; it has no other
+        return PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        return _end("interrupted", "Interrupted", INTERRUPTED, as_json=as_json)
+    except Exception as error:  # noqa: BLE001 - the edge: nothing may get past it
+        sentence, code = _sentence(error)
+        return _end(sentence, type(error).__name__, code, as_json=as_json)
+    return _end("interrupted", "Interrupted", code, as_json=as_json) if code == INTERRUPTED else code
+
+
+def say(sentence: str) -> None:
+    """One line to whoever watches, on standard error."""
+    typer.echo(f"specverify: {' '.join(sentence.split())}", err=True)
+
+
+@contextlib.contextmanager
+def crash_kept_in(folder: Path) -> Iterator[None]:
+    """Whatever nobody expected leaves its traceback in `folder` and becomes an `InternalError` that says so."""
+    try:
+        yield
+    except (UsageError, SubjectError, ClaimViolated, Interrupted, BrokenPipeError, typer.Exit, typer.Abort):
+        raise
+    except MemoryError as error:
+        msg = "the machine ran out of memory; set a smaller batch_size in the plan, or use --budget quick"
+        raise UsageError(msg) from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            msg = "the disk is full; free some space, then run the same command again to resume"
+            raise UsageError(msg) from error
+        raise InternalError(_bug(error, folder)) from error
+
+
+def _bug(error: Exception, folder: Path) -> str:
+    named = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
+    head = " ".join(named.split())[:200]
+    for place in (folder, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            file = place / "crash.txt"
+            file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            return f"{head}; this is a bug in specverify: please report it with your command and {file}"
+    return f"{head}; this is a bug in specverify: please report it with your command"
+
+
+def _sentence(error: Exception) -> tuple[str, int]:
+    """What to say, and the code to end with."""
+    match error:
+        case Interrupted():
+            return str(error), INTERRUPTED
+        case UsageError():
+            return f"error: {error}", USAGE
+        case SubjectError() | ClaimViolated():
+            return f"what is under test broke: {error}", BROKEN
+        case InternalError():
+            return f"internal error: {error}", BUG
+    if hasattr(error, "format_message"):  # typer's own, about an option or argument
+        return f"error: {error.format_message().rstrip('.')}; see `specverify --help`", USAGE
+    return f"internal error: {_bug(error, Path(tempfile.gettempdir()))}", BUG
+
+
+def _end(sentence: str, kind: str, code: int, *, as_json: bool) -> int:
+    say(sentence)
+    if as_json:
+        typer.echo(json.dumps({"error": " ".join(sentence.split()), "kind": kind, "exit_code": code}))
+    return code

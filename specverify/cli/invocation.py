@@ -1,0 +1,129 @@
+"""What a command line asks for: which models, which plan, where to; and the same in one line, to run it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specverify.errors import PlanError, UsageError
+from specverify.pairs import embedded
+from specverify.plan import BUDGETS, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["DRAFTERS", "Invocation", "Sources", "require_known"]
+
+DRAFTERS = ("model", "prompt-lookup")
+"""Where `--drafter` takes drafts from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where models and prompts come from."""
+
+    name: str
+    """Of the pair; the folder of the certificate is named after it."""
+    target: str
+    draft: str | None
+    prompts: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """The arguments and options of `specverify certify`, as they were given."""
+
+    target: str | None = None
+    draft: str | None = None
+    pair: str | None = None
+    drafter: str = "model"
+    rule: str = "chain"
+    num_speculative_tokens: int | None = None
+    fault: str = ""
+    trust_remote_code: bool = False
+    prompts: Path | None = None
+    plan_file: Path | None = None
+    budget: str | None = None
+    only: tuple[str, ...] = ()
+    seed: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    device_map: str | None = None
+    out: Path | None = None
+
+    def sources(self) -> Sources:
+        """Which models and prompts. Raises `UsageError` where the arguments don't go together."""
+        require_known("drafter", self.drafter, DRAFTERS)
+        lookup = self.drafter == "prompt-lookup"
+        if self.target is None:
+            shipped = embedded(self.pair or "embedded")
+            draft = None if lookup else str(shipped.draft)
+            return Sources(
+                name=shipped.name,
+                target=str(shipped.target),
+                draft=draft,
+                prompts=self.prompts or shipped.prompts,
+            )
+        if self.pair is not None:
+            msg = f"give either TARGET and DRAFT, or --pair {self.pair}, not both"
+            raise UsageError(msg)
+        if self.draft is None and not lookup:
+            msg = f"{self.target} needs a DRAFT after it; or use --drafter prompt-lookup, which needs none"
+            raise UsageError(msg)
+        if self.draft is not None and lookup:
+            msg = "prompt lookup drafts from the prompt itself; leave DRAFT out, or use --drafter model"
+            raise UsageError(msg)
+        parts = [Path(part).name or "model" for part in (self.target, self.draft or "prompt-lookup")]
+        name = re.sub(r"[^\w.+-]+", "-", "+".join(parts))
+        return Sources(name=name, target=self.target, draft=self.draft, prompts=self.prompts or embedded().prompts)
+
+    def plan(self) -> Plan:
+        """The plan: the budget's numbers, changed by the plan file, changed by the options. Raises `PlanError`."""
+        from specverify.codec import check_plan, read_plan
+
+        budget = require_known("budget", self.budget or "standard", BUDGETS)
+        plan = dataclasses.replace(Plan(budget=budget), **BUDGETS[budget])  # type: ignore[arg-type]
+        if self.plan_file is not None:
+            plan = read_plan(self.plan_file, plan)
+            if self.budget and plan.budget != self.budget:
+                msg = f"{self.plan_file} sets budget to '{plan.budget}' and the command to '{self.budget}'; drop one"
+                raise PlanError(msg)
+        names = ("num_speculative_tokens", "seed", "device", "dtype")
+        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.only:
+            options["only"] = self.only
+        return check_plan(dataclasses.replace(plan, **options), source="the command")
+
+    def folder(self, sources: Sources) -> Path:
+        """Where the certificate goes; a planted fault never overwrites the certificate of a real run."""
+        name = f"{sources.name}-fault-{self.fault}" if self.fault else sources.name
+        return self.out if self.out is not None else Path("specverify-out") / name
+
+    def command(self) -> str:
+        """The command line, but for `--only`, `--seed` and `--budget`, which a reproduction sets itself."""
+        words = ["specverify", "certify", *(word for word in (self.target, self.draft) if word is not None)]
+        usual = Invocation()
+        for each in dataclasses.fields(self):
+            if each.name in {"target", "draft", "only", "seed", "budget", "out"}:
+                continue
+            value = getattr(self, each.name)
+            if value != getattr(usual, each.name):
+                option = "--" + each.name.removesuffix("_file").replace("_", "-")
+                words += [option] if value is True else [option, str(value)]
+        return shlex.join(words)
+
+
+def require_known(kind: str, name: str, known: Iterable[str]) -> str:
+    """The same name; raises `PlanError` with the nearest known one."""
+    names = list(known)
+    if name not in names:
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+        msg = f"there is no {kind} named '{name}'; {hint}"
+        raise PlanError(msg)
+    return name

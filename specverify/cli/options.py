@@ -1,0 +1,53 @@
+"""The options of the commands, each with its help; typer reads them from the annotations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+AsJson = Annotated[bool, Option("--json", help="One JSON object on standard output, and nothing else there.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="The answer alone, in one line.")]
+
+Target = Annotated[str | None, Argument(metavar="TARGET", help="Folder or hub name of the target.", show_default=False)]
+Draft = Annotated[str | None, Argument(metavar="DRAFT", help="Folder or hub name of the draft.", show_default=False)]
+PairName = Annotated[
+    str | None,
+    Option(
+        "--pair", metavar="NAME", help="An embedded pair: embedded (the default), embedded-marginal, embedded-poor."
+    ),
+]
+Drafter = Annotated[str, Option(metavar="NAME", help="Where drafts come from: model, prompt-lookup.")]
+RuleName = Annotated[str, Option("--rule", metavar="NAME", help="Acceptance rule: chain, match, greedy.")]
+NumSpeculativeTokens = Annotated[
+    int | None, Option("--num-speculative-tokens", metavar="N", help="Most tokens drafted a step.  [default: 3]")
+]
+FaultName = Annotated[
+    str,
+    Option("--fault", metavar="NAME", help="Plant a known fault, to see the harness fail; see `specverify faults`."),
+]
+TrustRemoteCode = Annotated[
+    bool, Option("--trust-remote-code", help="Run code that a model brings along. Off unless asked: read it first.")
+]
+
+Prompts = Annotated[
+    Path | None,
+    Option("--prompts", metavar="FILE.jsonl", help='One {"text": …} a line, with an optional "id" and "domain".'),
+]
+PlanFile = Annotated[
+    Path | None, Option("--plan", metavar="FILE.toml", help="Any field of the plan; the options here go before it.")
+]
+Budget = Annotated[str | None, Option(metavar="NAME", help="Samples: quick, standard, deep.  [default: standard]")]
+Only = Annotated[
+    list[str] | None, Option("--only", metavar="CHECK", help="Run these checks alone; repeat it, or use commas.")
+]
+Seed = Annotated[int | None, Option(metavar="S", help="Of all randomness.  [default: 17]")]
+
+Device = Annotated[
+    str | None, Option(metavar="D", help="auto, cpu, cuda, cuda:N.  [default: auto: CUDA where there is one]")
+]
+Dtype = Annotated[str | None, Option(metavar="T", help="float32, bfloat16, float16 or float64.  [default: float32]")]
+DeviceMap = Annotated[str | None, Option("--device-map", metavar="M", help="Handed to transformers, such as auto.")]
+Out = Annotated[Path | None, Option(metavar="DIR", help="Where the certificate goes.  [default: specverify-out/PAIR]")]
+Resume = Annotated[bool, Option(help="Go on where an interrupted run of the same command stopped.")]

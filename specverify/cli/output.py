@@ -1,0 +1,59 @@
+"""What a run leaves behind: certificate, report, JUnit and summary, all of them or none."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+from specverify.codec import dump, write_text_atomically
+from specverify.errors import OutputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from specverify.records import Certificate
+
+__all__ = ["CERTIFICATE", "render", "require_writable", "write_all"]
+
+CERTIFICATE = "certificate.json"
+"""Put in place last: where it is, the others are."""
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder, and raise `OutputError` before the run rather than after it if nothing can be written there."""
+    probe = folder / f".probe-{secrets.token_hex(4)}"
+    write_text_atomically(probe, "")
+    probe.unlink(missing_ok=True)
+
+
+def render(certificate: Certificate) -> dict[str, str]:
+    """Every file's text by its name; nothing is written yet."""
+    from specverify.report.html import render_html
+    from specverify.report.junit import render_junit
+    from specverify.report.markdown import render_markdown
+
+    return {
+        "report.html": render_html(certificate),
+        "junit.xml": render_junit(certificate),
+        "summary.md": render_markdown(certificate),
+        CERTIFICATE: dump(certificate),
+    }
+
+
+def write_all(folder: Path, texts: dict[str, str]) -> None:
+    """All files or none: written aside, then renamed into place. Raises `OutputError`."""
+    aside = folder / f".unfinished-{secrets.token_hex(4)}"
+    try:
+        for name, text in texts.items():
+            write_text_atomically(aside / name, text)
+        for name in texts:
+            (aside / name).replace(folder / name)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        msg = f"can't put the certificate into {folder}: {reason}; run the same command again to resume"
+        raise OutputError(msg) from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(aside, ignore_errors=True)

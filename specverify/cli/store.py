@@ -1,0 +1,94 @@
+"""Finished checks on disk, so that an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from specverify import __version__
+from specverify.codec import dump, load_as, write_text_atomically
+from specverify.errors import OutputError
+from specverify.models.fingerprint import fingerprint
+from specverify.plan import plan_digest
+from specverify.records import SCHEMA_VERSION, CheckResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from specverify.plan import Plan
+    from specverify.subject import Subject
+
+__all__ = ["CHECKPOINT", "Checkpoint", "FileStore", "run_key"]
+
+CHECKPOINT = "checkpoint.json"
+"""The file's name beside the certificate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The checks that a run has finished."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    """Of the run; results of another run are never taken over."""
+    results: tuple[CheckResult, ...]
+
+
+def run_key(subject: Subject, plan: Plan, *, fault: str) -> str:
+    """sha-256 of all that decides what a run shows: plan, models, prompts, command, fault, engine, device, versions."""
+    models = (
+        [] if subject.pair is None else [one for one in (subject.pair.target, subject.pair.draft) if one is not None]
+    )
+    decisive = {
+        "plan": plan_digest(plan),
+        "models": [asdict(fingerprint(model)) for model in models],
+        "prompts": [asdict(prompt) for prompt in subject.prompts],
+        "command": subject.command,
+        "engine": subject.engine.name,
+        "fault": fault,
+        "device": str(subject.target.device),
+        "versions": [__version__, version("torch"), version("transformers")],
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+class FileStore:
+    """A `certify.Store` in one file, rewritten whole after each check."""
+
+    def __init__(self, folder: Path, key: str, *, resume: bool, say: Callable[[str], None]) -> None:
+        """Take over what a run with the same key has finished, and `say` so."""
+        self.path = folder / CHECKPOINT
+        self._key = key
+        self._results: dict[str, CheckResult] = {}
+        if resume and self.path.is_file():
+            self._results = self._kept(say)
+
+    def get(self, check_id: str) -> CheckResult | None:
+        """The result of the same check in the same run, if it was finished."""
+        return self._results.get(check_id)
+
+    def put(self, result: CheckResult) -> None:
+        """Keep a result; raises `OutputError` when it can't be written."""
+        self._results[result.id] = result
+        write_text_atomically(self.path, dump(Checkpoint(key=self._key, results=tuple(self._results.values()))))
+
+    def remove(self) -> None:
+        """The run is complete: nothing is left to resume."""
+        self.path.unlink(missing_ok=True)
+
+    def _kept(self, say: Callable[[str], None]) -> dict[str, CheckResult]:
+        try:
+            checkpoint = load_as(Checkpoint, self.path.read_text(encoding="utf-8"), source=str(self.path))
+        except (OutputError, OSError, UnicodeDecodeError):
+            say(f"note: {self.path} can't be read as a checkpoint and is ignored")
+            return {}
+        if checkpoint.key != self._key or checkpoint.schema_version != SCHEMA_VERSION:
+            say(f"note: {self.path} is of another run (other models, plan, options or versions) and is ignored")
+            return {}
+        names = ", ".join(result.id for result in checkpoint.results)
+        say(f"resumed from {self.path}: {names} {'is' if len(checkpoint.results) == 1 else 'are'} not run again")
+        return {result.id: result for result in checkpoint.results}

@@ -1,0 +1,99 @@
+"""The judge: holds every statistical test of a run against one error budget. Pure.
+
+Note [Error budget]: a healthy pair may be failed by chance in at most `false_fail_rate` of the runs (1e-6). Half goes to
+the e-processes, shared evenly; the other half to all p-values together, by Holm's procedure. Findings that need no
+statistics (a token the target can't emit, a wrong greedy token) spend nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specverify.records import ErrorBudget, StatisticalTest, Verdict, worst
+from specverify.statistics.budget import e_threshold, holm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specverify.records import CheckResult
+
+__all__ = ["headline", "judge"]
+
+_COST_ONLY = {"cost"}
+"""Checks whose failure says that a pair doesn't pay, not that it is wrong."""
+
+
+def judge(results: Sequence[CheckResult], false_fail_rate: float) -> tuple[tuple[CheckResult, ...], ErrorBudget]:
+    """Every test with what it was allowed and whether it failed, and every verdict that follows."""
+    tests = [test for result in results for test in result.tests]
+    p_values = [test.p_value for test in tests if test.p_value is not None]
+    num_e = sum(test.log10_e is not None for test in tests)
+    budget = ErrorBudget(
+        false_fail_rate=false_fail_rate,
+        e_process_rate=false_fail_rate / 2,
+        p_value_rate=false_fail_rate / 2,
+        num_e_processes=num_e,
+        num_p_values=len(p_values),
+    )
+    least_e = e_threshold(budget.e_process_rate, num_e) if num_e else float("inf")
+    levels = iter(holm(p_values, budget.p_value_rate))
+    judged = []
+    for result in results:
+        held = []
+        for test in result.tests:
+            if test.p_value is not None:
+                level = next(levels)
+                held.append(replace(test, allowed=level.allowed, failed=level.rejected))
+            elif test.log10_e is not None:
+                held.append(replace(test, allowed=least_e, failed=test.log10_e >= least_e))
+        judged.append(_with_tests(result, tuple(held)))
+    return tuple(judged), budget
+
+
+def _with_tests(result: CheckResult, tests: tuple[StatisticalTest, ...]) -> CheckResult:
+    failed = [test for test in tests if test.failed]
+    if not failed:
+        return replace(result, tests=tests)
+    strongest = max(failed, key=_strength)
+    said = result.summary if result.verdict is Verdict.FAIL else f"{_sentence(strongest)}; {result.summary}"
+    return replace(result, tests=tests, verdict=Verdict.FAIL, summary=said)
+
+
+def _strength(test: StatisticalTest) -> float:
+    """How far beyond its allowance a failed test is, in decades."""
+    if test.log10_e is not None:
+        return test.log10_e
+    return -math.log10(test.p_value) if test.p_value else math.inf
+
+
+def _sentence(test: StatisticalTest) -> str:
+    if test.log10_e is not None:
+        return f"{test.name}: evidence 10^{test.log10_e:.1f} to 1 against the claim (fails from 10^{test.allowed:.1f})"
+    return f"{test.name}: p = {test.p_value:.1e} (fails below {test.allowed:.1e})"
+
+
+def headline(results: Sequence[CheckResult], *, fault: str) -> str:
+    """May it go out, and if not, why: one sentence."""
+    verdict = worst(result.verdict for result in results)
+    failed = [result.id for result in results if result.verdict is Verdict.FAIL]
+    thin = [result.id for result in results if result.verdict is Verdict.INCONCLUSIVE]
+    planted = f"The planted fault '{fault}' was " if fault else ""
+    if verdict is Verdict.FAIL and fault:
+        return f"{planted}caught by {', '.join(failed)}."
+    if verdict is Verdict.FAIL and set(failed) <= _COST_ONLY:
+        return (
+            "Refused a rollout on cost: no check of correctness failed, but speculation does not pay with this draft."
+        )
+    if verdict is Verdict.FAIL:
+        return f"Do not roll this out: {', '.join(failed)} failed."
+    if verdict is Verdict.INCONCLUSIVE:
+        return f"{planted + 'not caught. ' if fault else ''}Not decided: {', '.join(thin)} could not be settled with these samples."
+    if verdict is Verdict.NOT_RUN:
+        return "Nothing was checked."
+    if fault:
+        return f"{planted}NOT caught by the checks that ran ({', '.join(result.id for result in results)})."
+    if not any(result.id == "cost" for result in results):
+        return f"No difference from the target alone was found by {', '.join(result.id for result in results)}; not a full run."
+    return "This pair may go out: no check found a difference from the target alone, and speculation pays."

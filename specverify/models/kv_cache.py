@@ -1,0 +1,313 @@
+"""A KV cache for a ragged batch, and the only file that touches the cache of transformers (5.17 to 5.24).
+
+Note [Rollback in a ragged batch]: every row of a batch rejects a different number of tokens, so a row's tokens need not
+lie in neighbouring slots. A rollback is an edit of `mask`: a slot that is not in it is never attended to again, and
+position ids count the tokens that are. The layers stay as they are, except that trailing slots that no row uses are
+dropped (with one row that is every rollback, so a single row never has holes).
+
+This is right as long as attention asks only "is this slot visible" and "what is its position". It is wrong where the
+distance between two *slots* counts: sliding windows, chunks, local attention, ALiBi, and models that take no position
+ids. Their cache is brought to left padding before every append (`counts_slots`). Recurrent states can't be rolled back
+at all; `require_rollback` refuses them before anything runs.
+
+Note [The block is visible to itself]: a block is right-ragged, and its unused entries come after the used ones, so
+causality hides them from every logit that is defined. They are therefore left visible while the block runs: each query
+sees at least itself, no row of the attention matrix is empty, and no NaN can enter the cache. They leave `mask` as
+soon as the block is in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from specverify.errors import InternalError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from numpy import ndarray
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+__all__ = ["MaskedCache", "cache_argument", "counts_slots", "require_rollback", "too_many_holes"]
+
+_CACHE_ARGUMENTS = ("cache", "past_key_values")
+"""The name in `forward`, newest first; 5.24 warns about the old one."""
+
+_ALIBI_MODELS = frozenset({"bloom", "mpt"})
+
+_ATTENTION_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
+"""Cache layers that hold keys and values and nothing else (a dummy layer holds nothing: it shares another's)."""
+
+
+# ------------------------------------------------------------------------------------------------ what a model needs
+
+
+def cache_argument(module: PreTrainedModel) -> str | None:
+    """The name under which `forward` takes its cache, or None if it takes none."""
+    parameters = inspect.signature(module.forward).parameters
+    return next((name for name in _CACHE_ARGUMENTS if name in parameters), None)
+
+
+def require_rollback(module: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` unless all that the model remembers is keys and values that a mask can hide.
+
+    Looks at the configuration and the class only; nothing is run.
+    """
+    reason = _why_not(module)
+    if reason is not None:
+        architecture = type(module).__name__
+        msg = f"{architecture} {reason}; use a decoder-only attention model (Llama, Qwen3, GPT-2, ...)"
+        raise UnsupportedModel(msg)
+
+
+def _why_not(module: PreTrainedModel) -> str | None:
+    config = module.config
+    if config.is_encoder_decoder:
+        return "is an encoder-decoder, which does not continue a prompt"
+    if getattr(config, "is_decoder", True) is False or getattr(config, "is_causal", True) is False:
+        return "attends in both directions, so it is not a causal language model"
+    text_config = config.get_text_config(decoder=True)
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    if module._is_stateful:  # noqa: SLF001 - the only place where transformers says so
+        states = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
+        layers = f" ({', '.join(states)} layers)" if states else ""
+        return f"keeps a recurrent state{layers} that can't be rolled back when a draft is rejected"
+    if cache_argument(module) is None:
+        return "takes no KV cache that could be rolled back"
+    if not takes_position_ids(module) and not _uses_alibi(text_config):
+        return "takes no position ids, so rows of different lengths can't share a batch"
+    if any(hasattr(part, "create_position_ids_from_input_ids") for part in module.modules()):
+        return "counts positions from its padding id, so a token's position depends on the tokens before it"
+    try:
+        classes = {type(layer).__name__ for layer in DynamicCache(config=text_config).layers}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return f"has layers whose cache is unknown here ({', '.join(sorted(kinds)) or text_config.model_type})"
+    others = sorted(classes.difference(_ATTENTION_LAYERS))
+    return f"has a cache layer ({', '.join(others)}) that is not plain keys and values" if others else None
+
+
+def counts_slots(module: PreTrainedModel) -> bool:
+    """Whether the distance between two slots matters, so that the cache must be left-padded before every append.
+
+    Left padding is what `generate` uses, so it is right for every model; holes are allowed only where it is known that
+    they do no harm. Code that does not come with transformers hasn't been read, so it gets left padding.
+    """
+    config = module.config.get_text_config(decoder=True)
+    full_attention = set(getattr(config, "layer_types", None) or ("full_attention",)) <= {"full_attention"}
+    windows = ("sliding_window", "attention_chunk_size", "attention_types", "attn_config")
+    return (
+        not type(module).__module__.startswith("transformers.models.")
+        or not takes_position_ids(module)
+        or not full_attention
+        or any(getattr(config, name, None) for name in windows)
+        or _uses_alibi(config)
+    )
+
+
+def _uses_alibi(config: Any) -> bool:  # noqa: ANN401 - every architecture has its own class
+    """Whether a token's position shows only as its distance to the others [Press2022]; then left padding is right."""
+    return config.model_type in _ALIBI_MODELS or bool(getattr(config, "alibi", False))
+
+
+def takes_position_ids(module: PreTrainedModel) -> bool:
+    """Whether `forward` can be told where each token stands."""
+    return "position_ids" in inspect.signature(module.forward).parameters
+
+
+def too_many_holes(num_slots: int, longest: int) -> bool:
+    """Whether compaction pays: it saves `num_slots - longest` slots of attention a step, for one copy of the cache.
+
+    A quarter of the longest row, and at least 32, bounds the waste to 25 % and makes copies rare on short rows.
+    """
+    return num_slots - longest > max(32, longest // 4)
+
+
+# ------------------------------------------------------------------------------------------------ keys and values
+
+
+class SlotLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room to grow, so that an append copies only what is new.
+
+    Every layer is of this kind, sliding ones too: nothing that left the window is thrown away before a rollback, and
+    the model's own mask applies the window.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - the base class takes any
+        super().__init__(**kwargs)
+        self.keys: Tensor
+        self.values: Tensor
+        self.slots = 0
+        self._buffers: list[Float[Tensor, "batch heads capacity features"]] = []
+
+    def update(
+        self,
+        key_states: Float[Tensor, "batch heads block features"],
+        value_states: Float[Tensor, "batch heads block value_features"],
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Write the block into the next free slots; all keys and values, as views."""
+        del args, kwargs
+        start, block = self.slots, key_states.shape[-2]
+        self.slots = start + block
+        if not self._buffers:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = [key_states[..., :0, :], value_states[..., :0, :]]
+        if self._buffers[0].shape[-2] < self.slots:
+            self._buffers = [_grown(buffer, start, self.slots) for buffer in self._buffers]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer.narrow(-2, start, block).copy_(states)
+        self._show()
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        """Slots in use."""
+        return self.slots
+
+    def truncate(self, slots: int) -> None:
+        """Drop the slots from `slots` on; no memory moves."""
+        if slots < self.slots:
+            self.slots = slots
+            self._show()
+
+    def select_rows(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep these rows, in this order."""
+        if self._buffers:
+            self._buffers = [states.index_select(0, rows.to(states.device)) for states in (self.keys, self.values)]
+            self._show()
+
+    def gather_slots(self, slots: Int[Tensor, "batch width"]) -> None:
+        """Slot t of row b becomes slot `slots[b, t]` of today."""
+        if self._buffers:
+            index = slots.to(self.keys.device)[:, None, :, None]
+            self.slots = slots.shape[1]
+            self._buffers = [
+                states.gather(-2, index.expand(-1, states.shape[1], -1, states.shape[-1]))
+                for states in (self.keys, self.values)
+            ]
+            self._show()
+
+    def _show(self) -> None:
+        self.keys, self.values = (buffer.narrow(-2, 0, self.slots) for buffer in self._buffers)
+
+
+def _grown(
+    buffer: Float[Tensor, "batch heads capacity features"], used: int, needed: int
+) -> Float[Tensor, "batch heads larger features"]:
+    """A copy with a quarter of spare slots: the cost of growing stays a constant a token, the waste below 25 %."""
+    capacity = needed + max(needed // 4, 32)
+    larger = buffer.new_empty(*buffer.shape[:-2], capacity, buffer.shape[-1])
+    larger.narrow(-2, 0, used).copy_(buffer.narrow(-2, 0, used))
+    return larger
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+
+class MaskedCache:
+    """Which slot of which row holds a token, beside the keys and values themselves.
+
+    The bookkeeping is NumPy on the host: a step costs a few microseconds and no kernel launch.
+    """
+
+    def __init__(self, module: PreTrainedModel, batch: int) -> None:
+        self.lengths: Int[ndarray, " batch"] = np.zeros(batch, dtype=np.int64)
+        self.mask: Bool[ndarray, "batch slots"] = np.zeros((batch, 0), dtype=bool)
+        self._architecture = type(module).__name__
+        self._device = module.device
+        self._argument = cache_argument(module)
+        self._left_padded = counts_slots(module)
+        self._takes_position_ids = takes_position_ids(module)
+        self._cache = DynamicCache()
+        self._cache.layer_class_to_replicate = SlotLayer
+        self._layers = cast("list[SlotLayer]", self._cache.layers)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots a row, holes included."""
+        return int(self.mask.shape[1])
+
+    def arguments(self, num_tokens: Int[ndarray, " batch"], block: int) -> dict[str, Any]:
+        """What `forward` needs beside the ids; compacts first where that is due. `block` is the most of `num_tokens`.
+
+        Without holes the model's own defaults (no mask, positions from the cache) mean the same and cost less.
+        """
+        if self._compaction_due():
+            self.compact()
+        arguments: dict[str, Any] = {str(self._argument): self._cache, "use_cache": True}
+        if int(self.lengths.sum()) == self.mask.size:
+            return arguments
+        visible = np.ones((len(self.mask), self.num_slots + block), dtype=bool)  # Note [The block is visible to itself]
+        visible[:, : self.num_slots] = self.mask
+        arguments["attention_mask"] = torch.from_numpy(visible).to(self._device).long()
+        if self._takes_position_ids:
+            last = np.maximum(self.lengths + num_tokens - 1, 0)[:, None]  # unused entries stay within the positions
+            positions = np.minimum(self.lengths[:, None] + np.arange(block), last)
+            arguments["position_ids"] = torch.from_numpy(positions).to(self._device)
+        return arguments
+
+    def append(self, num_tokens: Int[ndarray, " batch"], block: int) -> None:
+        """Record that `forward` has put a block into the layers."""
+        layers = self._layers
+        if not layers or layers[-1].slots != self.num_slots + block:
+            msg = (
+                f"{self._architecture} does not use the KV cache that it is given; use a model of another architecture"
+            )
+            raise UnsupportedModel(msg)
+        self.mask = np.concatenate((self.mask, np.arange(block) < num_tokens[:, None]), axis=1)
+        self.lengths = self.lengths + num_tokens
+
+    def rollback(self, lengths: Int[ndarray, " batch"]) -> None:
+        """Keep the first `lengths[b]` tokens of each row; see Note [Rollback in a ragged batch]."""
+        if lengths.shape != self.lengths.shape or (lengths < 0).any() or (lengths > self.lengths).any():
+            msg = f"rollback to {lengths.tolist()} tokens, but the rows hold {self.lengths.tolist()}"
+            raise InternalError(msg)
+        if (lengths == self.lengths).all():
+            return
+        self.lengths = lengths.copy()
+        if len(lengths) == 1 and self.mask.all():
+            self._truncate(int(lengths[0]))
+            return
+        self.mask = self.mask & (self.mask.cumsum(axis=1, dtype=np.int32) <= lengths[:, None])
+        self._drop_unused_tail()
+
+    def select(self, rows: Int[ndarray, " rows"]) -> None:
+        """Keep these rows, in this order; duplicates are allowed."""
+        if len(rows) == len(self.lengths) and (rows == np.arange(len(rows))).all():
+            return
+        self.mask, self.lengths = self.mask[rows], self.lengths[rows]
+        index = torch.from_numpy(rows).to(self._device)
+        for layer in self._layers:
+            layer.select_rows(index)
+        self._drop_unused_tail()
+
+    def compact(self) -> None:
+        """Bring every row to the right edge in the order of its tokens: left padding, no holes."""
+        width = int(self.lengths.max(initial=0))
+        order = self.mask.argsort(axis=1, kind="stable")[:, self.num_slots - width :]  # holes first, then the tokens
+        self.mask = np.take_along_axis(self.mask, order, axis=1)
+        slots = torch.from_numpy(np.ascontiguousarray(order)).to(self._device)
+        for layer in self._layers:
+            layer.gather_slots(slots)
+
+    def _compaction_due(self) -> bool:
+        if too_many_holes(self.num_slots, int(self.lengths.max(initial=0))):
+            return True
+        if not self._left_padded or not self.num_slots:
+            return False
+        return bool((self.mask[:, :-1] & ~self.mask[:, 1:]).any())  # a token with a hole to its right
+
+    def _drop_unused_tail(self) -> None:
+        used = np.flatnonzero(self.mask.any(axis=0))
+        self._truncate(int(used[-1]) + 1 if len(used) else 0)
+
+    def _truncate(self, slots: int) -> None:
+        if slots < self.num_slots:
+            self.mask = self.mask[:, :slots]
+            for layer in self._layers:
+                layer.truncate(slots)

@@ -1,0 +1,83 @@
+"""The plan of a certification: what is asked, how much of it, and what would be enough. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from specverify.records import SamplingParams
+
+__all__ = ["BUDGETS", "PARAMETER_GRID", "Plan", "plan_digest"]
+
+PARAMETER_GRID: tuple[tuple[str, SamplingParams], ...] = (
+    ("temperature", SamplingParams(temperature=0.6)),
+    ("top_k", SamplingParams(top_k=20)),
+    ("top_p", SamplingParams(top_p=0.8)),
+    ("min_p", SamplingParams(min_p=0.05)),
+    ("repetition_penalty", SamplingParams(repetition_penalty=1.5)),
+    ("banned_words", SamplingParams(banned_token_ids=())),
+    ("no_repeat", SamplingParams(no_repeat_ngram_size=1)),
+    ("combined", SamplingParams(temperature=0.8, top_k=50, top_p=0.95, no_repeat_ngram_size=3, min_new_tokens=8)),
+)
+"""The cells of the `parameters` check; `banned_words` gets its ids from the pair (its likeliest tokens)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a certification asks, how much, and what would be enough; the digest of it goes into the certificate."""
+
+    budget: str = "standard"
+    seed: int = 17
+    num_speculative_tokens: int = 3
+    device: str = "auto"
+    """`auto` is CUDA where there is one, otherwise the CPU."""
+    dtype: str = "float32"
+    batch_size: int = 128
+    max_prompts: int = 64
+    max_new_tokens: int = 48
+    params: SamplingParams = field(default_factory=SamplingParams)
+    """Sampling of the lossless and acceptance checks."""
+    lossless_tokens: int = 12_000
+    """Most tokens scored by the lossless check; the e-process may stop it earlier, but only with FAIL."""
+    first_token_samples: int = 1_000
+    """Samples of the first token, at each of `first_token_prompts` prompts."""
+    first_token_prompts: int = 4
+    parameter_tokens: int = 800
+    """Tokens scored in each cell of the parameter grid."""
+    greedy_prompts: int = 24
+    cost_repeats: int = 12
+    """Interleaved pairs of timed decodes."""
+    false_fail_rate: float = 1e-6
+    """How often a healthy pair may be failed by chance, per run in all."""
+    false_pass_rate: float = 0.1
+    """How often a fault of the reported smallest detectable size may be missed."""
+    largest_undetected_tv: float = 0.05
+    """A pass whose smallest detectable TV distance is above this is INCONCLUSIVE."""
+    minimum_speedup: float = 1.0
+    """Below this the pair is refused a rollout on cost."""
+    minimum_acceptance: float = 0.0
+    """Expected acceptance Σ min(p, q) below which the pair is refused."""
+    only: tuple[str, ...] = ()
+    """Ids of the checks to run; empty runs all."""
+
+
+BUDGETS: dict[str, dict[str, int | float]] = {
+    "quick": {
+        "lossless_tokens": 5_000, "first_token_samples": 400, "parameter_tokens": 400, "greedy_prompts": 12,
+        "cost_repeats": 6, "largest_undetected_tv": 0.1,
+    },
+    "standard": {},
+    "deep": {
+        "lossless_tokens": 200_000, "first_token_samples": 10_000, "first_token_prompts": 8, "parameter_tokens": 20_000,
+        "greedy_prompts": 64, "cost_repeats": 40, "largest_undetected_tv": 0.02,
+    },
+}  # fmt: skip
+"""What each `--budget` changes in the plan."""
+
+
+def plan_digest(plan: Plan) -> str:
+    """sha-256 of the plan's canonical JSON: two certificates with the same digest asked the same."""
+    canonical = json.dumps(dataclasses.asdict(plan), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

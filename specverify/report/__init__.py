@@ -1,0 +1,1 @@
+"""A certificate as people read it: terminal, HTML, JUnit, Markdown. Rendering computes nothing."""

@@ -1,0 +1,243 @@
+"""Traces to scored traces: the target's own probability, rank, margin and PIT of every emitted token.
+
+Note [Scorer]: the target is the source of truth. It is run teacher-forced over prompt and completion, without a cache and
+without the draft, so nothing that the engine does or says can leak into the score. An engine's own log-probabilities are
+never used: engines have been seen to report fakes under speculation.
+
+Note [PIT]: u = F(x-) + V p(x) with V uniform of a stream of its own is exactly uniform, token by token and independent of
+the past, if and only if x ~ p; F is the target's CDF in an order that may depend on p and q but not on x [Czado2009]. The
+order decides what is seen: q/p finds leaks of the draft, p finds temperature and truncation, id finds reused noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specverify.choices import Stream
+from specverify.choices.philox import uniform53
+from specverify.context import pad_vocab
+from specverify.fault_law import fault_ratios
+from specverify.parallel import mapped
+from specverify.sampling import probabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from jaxtyping import Float, Int
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from specverify.models import LanguageModel
+    from specverify.records import DecodeTrace, SamplingParams
+
+__all__ = ["ScoredTraces", "score"]
+
+_ELEMENTS_AT_ONCE = 8_000_000
+"""Logits held at a time by each worker (64 MB in float64)."""
+_ROWS_AT_ONCE = 64
+"""Laws scored at a time: few enough to stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class ScoredTraces:
+    """Traces and, for every emitted token in their order, one entry in each column. Concatenation merges shards.
+
+    Columns: `trace` (index into `traces`), `position`, `token`; `prob`, `rank` (0 is the most probable), `entropy`
+    (nats); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
+    `pit_prob`, and with a draft `pit_ratio`, `overlap` (Σ min(p, q)), `posterior` (min(1, q/p) of the token: the
+    probability that it was an accepted draft). `fault_ratios` has the r/p of each fault law.
+    """
+
+    traces: tuple[DecodeTrace, ...] = ()
+    columns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    fault_ratios: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Tokens scored."""
+        return len(self.columns["token"]) if self.columns else 0
+
+    def __getitem__(self, column: str) -> NDArray[np.float64]:
+        """A column; empty where nothing was scored."""
+        return self.columns.get(column, np.empty(0))
+
+    def where(self, mask: NDArray[np.bool_]) -> ScoredTraces:
+        """The tokens of a mask; traces stay, so that indices keep their meaning."""
+        return ScoredTraces(
+            self.traces,
+            {name: values[mask] for name, values in self.columns.items()},
+            {name: values[mask] for name, values in self.fault_ratios.items()},
+        )
+
+    def merge(self, other: ScoredTraces) -> ScoredTraces:
+        """Both, one after the other."""
+        shifted = {**other.columns, "trace": other["trace"] + len(self.traces)} if other.columns else {}
+        if not self.columns or not other.columns:  # traces without any token have no columns
+            ratios = self.fault_ratios or other.fault_ratios
+            return ScoredTraces(self.traces + other.traces, self.columns or shifted, ratios)
+        return ScoredTraces(
+            self.traces + other.traces,
+            {name: np.concatenate((values, shifted[name])) for name, values in self.columns.items() if name in shifted},
+            {
+                name: np.concatenate((values, other.fault_ratios[name]))
+                for name, values in self.fault_ratios.items()
+                if name in other.fault_ratios
+            },
+        )
+
+    def prompts(self) -> NDArray[np.int64]:
+        """For every token, the number of its prompt: the unit by which intervals are clustered."""
+        numbers: dict[str, int] = {}
+        of_trace = [
+            numbers.setdefault(trace.request.prompt_id or trace.request.id, len(numbers)) for trace in self.traces
+        ]
+        return np.array(of_trace, dtype=np.int64)[self["trace"].astype(np.int64)]
+
+    def domains(self) -> NDArray[np.str_]:
+        """For every token, the domain of its prompt."""
+        return np.array([trace.request.domain for trace in self.traces])[self["trace"].astype(np.int64)]
+
+
+def score(
+    traces: Sequence[DecodeTrace], *, target: LanguageModel, draft: LanguageModel | None = None, workers: int = 1
+) -> ScoredTraces:
+    """Score every emitted token of `traces` under the target, and against the draft where its law is known.
+
+    Raises `NonFiniteLogits` where a model has no law.
+    """
+    by_length = sorted(range(len(traces)), key=lambda index: _length(traces[index]))
+    chunks = list(_chunks([traces[index] for index in by_length], target.vocab_size))
+    parts = [part for chunk in mapped(partial(_score_chunk, target, draft), chunks, workers=workers) for part in chunk]
+    if not parts:
+        return ScoredTraces(tuple(traces))
+    owner = np.repeat(by_length, [len(traces[index].token_ids) for index in by_length])
+    order = np.argsort(owner, kind="stable")  # back to the order of the traces
+    in_all = [[name for name in parts[0][i] if all(name in part[i] for part in parts)] for i in (0, 1)]
+    columns, ratios = (
+        {name: torch.cat([part[i][name] for part in parts]).double().cpu().numpy()[order] for name in in_all[i]}
+        for i in (0, 1)
+    )
+    columns["trace"] = owner[order].astype(np.float64)
+    return ScoredTraces(tuple(traces), columns, ratios)
+
+
+@torch.inference_mode()
+def _score_chunk(
+    target: LanguageModel, draft: LanguageModel | None, chunk: Sequence[DecodeTrace]
+) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Columns and fault ratios of a chunk, a few rows at a time."""
+    p, raw = _laws(target, chunk, target.vocab_size)
+    q = _laws(draft, chunk, target.vocab_size)[0] if draft is not None else None
+    where = _where(chunk)
+    sampled = any(not trace.request.params.greedy for trace in chunk)
+    parts = []
+    for start in range(0, len(p), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        laws = p[rows], q[rows] if q is not None else None
+        here = {name: values[rows] for name, values in where.items()}
+        ratios = fault_ratios(*laws, here["token"].to(p.device)) if sampled else {}
+        parts.append((_columns(*laws, raw[rows], here), ratios))
+    return parts
+
+
+def _length(trace: DecodeTrace) -> int:
+    return len(trace.request.prompt_ids) + len(trace.token_ids)
+
+
+def _chunks(traces: Sequence[DecodeTrace], vocab_size: int) -> Iterator[Sequence[DecodeTrace]]:
+    """Runs of traces whose padded logits fit in `_ELEMENTS_AT_ONCE`; without tokens there is nothing to score."""
+    chunk: list[DecodeTrace] = []
+    longest = 0
+    for trace in traces:
+        length = _length(trace)
+        if not trace.token_ids:
+            continue
+        if chunk and max(longest, length) * (len(chunk) + 1) * vocab_size > _ELEMENTS_AT_ONCE:
+            yield chunk
+            chunk, longest = [], 0
+        chunk.append(trace)
+        longest = max(longest, length)
+    if chunk:
+        yield chunk
+
+
+def _laws(
+    model: LanguageModel, traces: Sequence[DecodeTrace], vocab_size: int
+) -> tuple[Float[Tensor, "tokens vocab"], Float[Tensor, "tokens vocab"]]:
+    """The law before every emitted token, and the raw logits that it came from."""
+    sequences = [trace.request.prompt_ids + trace.token_ids for trace in traces]
+    logits = pad_vocab(model.logits([ids[:-1] for ids in sequences]), vocab_size)  # [B, L, V]
+    places = [(row, len(trace.request.prompt_ids) - 1 + i) for row, trace in enumerate(traces)
+              for i in range(len(trace.token_ids))]  # fmt: skip
+    row, place = torch.tensor(places, device=logits.device).unbind(1)
+    raw = logits[row, place]  # [N, V]
+    longest = max(map(len, sequences))
+    token_ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences], device=raw.device)
+    prompt_lengths = torch.tensor([len(trace.request.prompt_ids) for trace in traces], device=raw.device)
+    params: list[SamplingParams] = [traces[index].request.params for index in row.tolist()]
+    law = probabilities(
+        raw[:, None],
+        params,
+        token_ids=token_ids[row],
+        prefix_lengths=place[:, None] + 1,
+        prompt_lengths=prompt_lengths[row],
+    )
+    return law[:, 0], raw
+
+
+def _where(traces: Sequence[DecodeTrace]) -> dict[str, Int[Tensor, " tokens"]]:
+    """What and where every emitted token is, and the key of its jitter."""
+    entries = [
+        (token, position, trace.request.seed, trace.sample)
+        for trace in traces
+        for position, token in enumerate(trace.token_ids)
+    ]
+    return dict(zip(("token", "position", "seed", "sample"), torch.tensor(entries).unbind(1), strict=True))
+
+
+def _columns(
+    p: Float[Tensor, "n vocab"],
+    q: Float[Tensor, "n vocab"] | None,
+    raw: Float[Tensor, "n vocab"],
+    where: dict[str, Int[Tensor, " n"]],
+) -> dict[str, Tensor]:
+    """All columns of a few tokens."""
+    token = where["token"].to(p.device)
+    at = token[:, None]
+    p_x = p.gather(-1, at)  # [n, 1]
+    jitter = uniform53(
+        where["seed"], torch.tensor(Stream.JITTER), where["sample"], where["position"], torch.tensor(0)
+    ).to(p.device)[:, None]
+    top = raw.double().topk(2, -1).values
+    columns = {
+        "token": token,
+        "position": where["position"],
+        "prob": p_x[:, 0],
+        "rank": (p > p_x).sum(-1),
+        "entropy": torch.special.entr(p).sum(-1),
+        "gap": top[:, 0] - raw.double().gather(-1, at)[:, 0],
+        "margin": top[:, 0] - top[:, 1],
+        "pit_id": _pit(p, torch.zeros_like(p), at, jitter),
+        "pit_prob": _pit(p, p, at, jitter),
+    }
+    if q is not None:
+        smaller = torch.minimum(p, q)
+        columns["pit_ratio"] = _pit(p, torch.where(p > 0, q / p, -1.0), at, jitter)
+        columns["overlap"] = smaller.sum(-1)
+        columns["posterior"] = (smaller.gather(-1, at) / p_x).nan_to_num(0)[:, 0]
+    return columns
+
+
+def _pit(
+    p: Float[Tensor, "n vocab"], key: Float[Tensor, "n vocab"], at: Int[Tensor, "n 1"], jitter: Float[Tensor, "n 1"]
+) -> Float[Tensor, " n"]:
+    """Randomised PIT of the token `at` with ids ordered by falling `key`, ties by rising id."""
+    key_x = key.gather(-1, at)
+    ids = torch.arange(p.shape[-1], device=p.device)
+    before = (key > key_x) | ((key == key_x) & (ids < at))
+    below = torch.where(before, p, 0).sum(-1, keepdim=True)
+    return (below + jitter * p.gather(-1, at)).clamp(0, 1)[:, 0]

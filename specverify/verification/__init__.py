@@ -1,0 +1,67 @@
+"""The acceptance rules. A rule is a function `(proposal, target_probs, choices) -> Verification`, read top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from specverify.choices import Choices
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+__all__ = ["Proposal", "Rule", "Verification", "leading", "row_at"]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted ids, and the law that each was really drawn from.
+
+    Right-padded: row b proposes its first `num_draft_tokens[b]` ids, which may be 0. `draft_probs` past that are zero.
+    """
+
+    token_ids: Int[Tensor, "batch k"]
+    num_draft_tokens: Int[Tensor, " batch"]
+    draft_probs: Float[Tensor, "batch k vocab"]
+
+    @property
+    def drafted(self) -> Bool[Tensor, "batch k"]:
+        """Which of the padded places hold a draft."""
+        places = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        return places < self.num_draft_tokens[:, None]
+
+    @staticmethod
+    def point_masses(
+        token_ids: Int[Tensor, "batch k"], num_draft_tokens: Int[Tensor, " batch"], vocab_size: int
+    ) -> Proposal:
+        """A deterministic draft: each id's law is a point mass on it."""
+        laws = torch.nn.functional.one_hot(token_ids, vocab_size).double()
+        proposal = Proposal(token_ids, num_draft_tokens, laws)
+        laws[~proposal.drafted] = 0
+        return proposal
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How many drafted tokens each row accepts, and the one token that the target adds after them."""
+
+    num_accepted_tokens: Int[Tensor, " batch"]
+    next_token_ids: Int[Tensor, " batch"]
+    """The residual token after a rejection, the bonus token after none."""
+
+
+Rule = Callable[[Proposal, "Float[Tensor, 'batch k_plus_1 vocab']", Choices], Verification]
+
+
+def leading(flags: Bool[Tensor, "batch k"]) -> Int[Tensor, " batch"]:
+    """How many flags are true before the first that is not."""
+    return flags.long().cumprod(-1).sum(-1)
+
+
+def row_at(probs: Float[Tensor, "batch n vocab"], place: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+    """Each sequence's row at its own place."""
+    return probs[torch.arange(len(probs), device=probs.device), place]

@@ -1,0 +1,77 @@
+"""The small commands, and what the command line as a whole promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from specverify import __version__
+from specverify.faults import FAULTS
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
+
+HEAVY = ("torch", "transformers", "jinja2", "matplotlib", "numpy", "rich")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["certify", "--help"], ["version"], ["certify", "x"], ["certfy"]])
+def test_nothing_heavy_is_imported_for_help_and_mistakes(arguments: list[str]) -> None:
+    """So they answer at once."""
+    program = (
+        f"import sys; from specverify.cli import main; main({arguments!r}); "
+        f"sys.exit(' '.join(set({HEAVY!r}) & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_runs_as_a_module() -> None:
+    """`python -m specverify` ends with the exit code."""
+    command = [sys.executable, "-m", "specverify", "certify", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("specverify: error: x needs a DRAFT")
+
+
+def test_no_command_is_help(run: Run) -> None:
+    """Not an error."""
+    outcome = run()
+    assert outcome.code == 0
+    assert "certify" in outcome.out
+
+
+def test_faults_are_listed(run: Run) -> None:
+    """Name, what it stands for, and what catches it."""
+    outcome = run("faults", "--list")
+    assert outcome.code == 0
+    assert all(fault.name in outcome.out for fault in FAULTS)
+    assert run("faults", "--quiet").out.split() == [fault.name for fault in FAULTS]
+
+
+def test_faults_as_json(run: Run) -> None:
+    """One object."""
+    named = run("faults", "--json").json["faults"]
+    assert [one["name"] for one in named] == [fault.name for fault in FAULTS]
+    assert named[0]["caught_by"]
+
+
+def test_versions(run: Run) -> None:
+    """What a certificate depends on."""
+    assert run("version", "--json").json["specverify"] == __version__
+    assert "transformers" in run("version").out
+    assert run("version", "--quiet").out.strip() == __version__
+
+
+def test_reader_that_goes_away_is_no_traceback() -> None:
+    """`specverify version | head -0`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "specverify", "version"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr

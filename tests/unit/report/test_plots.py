@@ -1,0 +1,56 @@
+"""Plots: any data draws, the same data draws the same, any text is text."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from specverify.records import Plot, PlotKind, Series
+from specverify.report.plots import svg
+
+
+def plot(kind: PlotKind, *series: Series, label: str = "x") -> Plot:
+    """A plot of `series`."""
+    return Plot(id="p", title="Title", x_label=label, y_label="y", kind=kind, series=series, caption="How to read it.")
+
+
+NUMBERS = Series(
+    label="s", x=(1.0, 2.0, 3.0), y=(1.0, float("nan"), 3.0), low=(0.0, 1.0, 2.0), high=(2.0, 3.0, float("inf"))
+)
+NAMES = Series(label="t", x=("a", "b", "a name that is far too long to stand below a bar"), y=(1.0, 2.0, 3.0))
+EMPTY = Series(label="e", x=(), y=())
+LIMIT = Series(label="limit", x=(1.0, 2.0), y=(1.0, 1.0), dashed=True)
+
+
+@pytest.mark.parametrize("kind", PlotKind)
+@pytest.mark.parametrize("series", [(), (EMPTY, LIMIT), (NUMBERS, NUMBERS, LIMIT), (NAMES, LIMIT)])
+def test_draws(kind: PlotKind, series: tuple[Series, ...]) -> None:
+    """Every kind draws numbers, names, intervals, references and nothing, as XML in the page's colours."""
+    drawn = svg(plot(kind, *series))
+    root = ET.fromstring(drawn)
+    assert root.get("aria-label") == "Title. How to read it."
+    assert root.get("viewBox")
+    assert "var(--" in drawn
+    assert "#0a0a0" not in drawn.replace("fallback", "")
+
+
+def test_deterministic_and_apart() -> None:
+    """The same plot gives the same bytes; two plots share no id, so they can share a page."""
+    one, other = svg(plot(PlotKind.LINE, NUMBERS)), svg(plot(PlotKind.LINE, NUMBERS, label="z"))
+    assert one == svg(plot(PlotKind.LINE, NUMBERS))
+    assert not ids(one) & ids(other)
+
+
+def ids(drawn: str) -> set[str]:
+    """All ids in an SVG."""
+    return {each.get("id", "") for each in ET.fromstring(drawn).iter() if each.get("id")}
+
+
+def test_text_is_text(hostile: str) -> None:
+    """No label becomes markup or a formula, whatever it holds, other scripts included."""
+    series = Series(label=f"_{hostile} 你好", x=(hostile, "b"), y=(1.0, 2.0))
+    drawn = svg(plot(PlotKind.BAR, series, LIMIT, label=hostile))
+    words = "".join(ET.fromstring(drawn).itertext())
+    assert "<script>alert('x')" in words
+    assert "<script" not in drawn
