@@ -168,15 +168,15 @@ def run_check(
     started = time.perf_counter()
     try:
         rounds = list(check.rounds(subject, plan))
-        watch.stage(check.id, len(rounds) + 1)
+        watch.stage(check.id, check.wanted_tokens(plan) if check.wanted_tokens else len(rounds))
         scored = ScoredTraces()
         for asked in rounds:
+            known = len(scored)
             scored = scored.merge(transcripts.answer(asked))
-            watch.advance()
+            watch.advance(len(scored) - known if check.wanted_tokens else 1)
             if check.decided(plan, scored):
                 break
         result = check.conclude(subject, plan, scored)
-        watch.advance()
     except SubjectError as error:
         result = CheckResult(
             id=check.id,

@@ -134,7 +134,7 @@ def _restored(text: str, kind: type[Record]) -> Record:
     raw = json.loads(text, object_pairs_hook=_without_repeats)
     if kind is Certificate:
         _refuse_other_versions(raw)
-    record: Record = _adapter(kind).validate_json(  # type: ignore[arg-type]
+    record: Record = _adapter(kind).validate_json(  # type: ignore[arg-type]  # pydantic takes the literal
         json.dumps(_rich(raw)), strict=True, extra="forbid"
     )
     if isinstance(record, Certificate):  # the plan is of any type: lists in it were tuples

@@ -39,12 +39,12 @@ class Plan:
     max_new_tokens: int = 48
     params: SamplingParams = field(default_factory=SamplingParams)
     """Sampling of the lossless and acceptance checks."""
-    lossless_tokens: int = 12_000
+    lossless_tokens: int = 11_000
     """Most tokens scored by the lossless check; the e-process may stop it earlier, but only with FAIL."""
     first_token_samples: int = 1_000
     """Samples of the first token, at each of `first_token_prompts` prompts."""
     first_token_prompts: int = 4
-    parameter_tokens: int = 800
+    parameter_tokens: int = 640
     """Tokens scored in each cell of the parameter grid."""
     greedy_prompts: int = 24
     cost_repeats: int = 12

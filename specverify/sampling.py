@@ -51,7 +51,7 @@ def probabilities(
             scores = _after_each_prefix(logits[at], group, token_ids[at], prefix_lengths[at], prompt_lengths[at])
         else:
             flat = _at_least_float32(logits[at]).reshape(-1, logits.shape[-1])
-            scores = processors(group)(token_ids[:1, :0].expand(len(flat), 0), flat).view_as(logits[at])
+            scores = _processed(flat, group, token_ids[:1, :0].expand(len(flat), 0)).view_as(logits[at])
         law[at] = _point_mass(scores) if group.greedy else scores.double().softmax(-1)
     return law
 
@@ -90,6 +90,18 @@ def processors(params: SamplingParams, prompt_length: int = 0) -> LogitsProcesso
     return chain
 
 
+def _processed(
+    scores: Float[Tensor, "rows vocab"],
+    params: SamplingParams,
+    prefixes: Int[Tensor, "rows length"],
+    prompt_length: int = 0,
+) -> Float[Tensor, "rows vocab"]:
+    """Scores after each processor in turn; calling the list itself inspects every signature anew."""
+    for processor in processors(params, prompt_length):
+        scores = processor(prefixes, scores)
+    return scores
+
+
 def _after_each_prefix(
     logits: Float[Tensor, "batch n vocab"],
     params: SamplingParams,
@@ -99,10 +111,12 @@ def _after_each_prefix(
 ) -> Float[Tensor, "batch n vocab"]:
     """Processed scores where the processors read the prefix: rows of equal prefix and prompt length go together."""
     scores = _at_least_float32(logits).clone()
+    if not params.min_new_tokens:
+        prompt_lengths = torch.zeros_like(prompt_lengths)  # nothing else asks where the prompt ends
     keys = torch.stack((prefix_lengths, prompt_lengths[:, None].expand_as(prefix_lengths)), -1)  # [B, n, 2]
     for length, prompt_length in keys.reshape(-1, 2).unique(dim=0).tolist():
         row, n = ((keys[..., 0] == length) & (keys[..., 1] == prompt_length)).nonzero(as_tuple=True)
-        scores[row, n] = processors(params, prompt_length)(token_ids[row, :length], scores[row, n])
+        scores[row, n] = _processed(scores[row, n], params, token_ids[row, :length], prompt_length)
     return scores
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.checks.check import Check, reproduce
-from specverify.checks.lossless import lossless_rounds
+from specverify.checks.lossless import enough, lossless_rounds
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict, count
 from specverify.statistics.acceptance import tokens_per_step
 from specverify.statistics.interval import cluster_interval
@@ -232,6 +232,8 @@ acceptance = Check(
     id="acceptance",
     claim="drafts are accepted as often as the two laws say, no more and no less",
     rounds=lossless_rounds,
+    decided=enough,
+    wanted_tokens=lambda plan: plan.lossless_tokens,
     conclude=_conclude,
 )
 """Rao-Blackwellised: Σ min(p, q) at every position, drafted or not, clustered by prompt. Never evidence of correctness."""

@@ -56,7 +56,9 @@ class Check:
     rounds: Callable[[Subject, Plan], Iterable[Round]] = _ask_nothing
     """Rounds that two checks share are decoded and scored once."""
     decided: Callable[[Plan, ScoredTraces], bool] = _never
-    """Whether what is known is a FAIL already; the rest is then not asked."""
+    """Whether enough is known, or a FAIL is certain; the rest is then not asked."""
+    wanted_tokens: Callable[[Plan], int] | None = None
+    """Tokens after which enough is known, where `decided` counts them: the unit of progress."""
 
 
 def derived_seed(seed: int, *names: str) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from specverify.checks.acceptance import boundaries
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
-from specverify.checks.lossless import lossless_rounds
+from specverify.checks.lossless import enough, lossless_rounds
 from specverify.context import Row
 from specverify.decoding import autoregressive, speculative
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, Verdict
@@ -78,7 +78,7 @@ def _pass_ms(model: LanguageModel, prompt: Sequence[int], blocks: Sequence[int],
         for block in blocks:
             ids = torch.full((1, block), int(prompt[-1]), device=model.device)
             sizes = torch.tensor([block], device=model.device)
-            taken = _seconds(model.device, lambda ids=ids, sizes=sizes: session.append(ids, sizes))  # type: ignore[misc]
+            taken = _seconds(model.device, lambda ids=ids, sizes=sizes: session.append(ids, sizes))  # type: ignore[misc]  # the lambda has defaults
             session.rollback(held)
             if repeat:
                 times[block].append(1e3 * taken)
@@ -127,7 +127,7 @@ def _timed(decoder: Decoder, request: DecodeRequest, *, alone_first: bool) -> tu
         traces: list[DecodeTrace] = []
         seconds = _seconds(
             decoder.target.device,
-            lambda run=algorithm, into=traces: into.extend(run(decoder, [Row(request, 0)])),  # type: ignore[misc]
+            lambda run=algorithm, into=traces: into.extend(run(decoder, [Row(request, 0)])),  # type: ignore[misc]  # the lambda has defaults
         )
         taken[algorithm.__name__] = seconds / max(1, len(traces[0].token_ids))
     return taken["autoregressive"], taken["speculative"]
@@ -304,6 +304,8 @@ cost = Check(
     id="cost",
     claim="speculation with this draft is faster than the target alone",
     rounds=lossless_rounds,
+    decided=enough,
+    wanted_tokens=lambda plan: plan.lossless_tokens,
     conclude=_conclude,
 )
 """Interleaved pairs at batch 1, raw times kept; a prediction for every number of tokens from measured passes."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["greedy"]
 
-_NOISE_TEXTS = 4
-_NOISE_TOKENS = 40
+_NOISE_TEXTS = 3
+_NOISE_TOKENS = 24
 
 
 def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:

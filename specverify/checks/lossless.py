@@ -28,24 +28,26 @@ if TYPE_CHECKING:
 
     from specverify.checks.check import Round
     from specverify.plan import Plan
+    from specverify.records import SamplingParams
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["lossless", "lossless_rounds"]
+__all__ = ["enough", "lossless", "lossless_rounds"]
 
 _MOST_E_PROCESSES = 32
 """No run has more; an e-process that passes the threshold of so many is decided, whatever the judge's share."""
 
 
 def lossless_rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
-    """Rounds over all prompts, a batch of samples each, until the budget of tokens is surely reached."""
+    """Rounds over all prompts, a batch of samples each, more than the budget of tokens needs; `enough` ends them."""
     samples = max(1, plan.batch_size // max(1, len(subject.prompts)))
-    tokens_at_least = samples * len(subject.prompts)  # every decode emits one token or more
-    budget, number = plan.lossless_tokens, 0
-    while budget > 0:
+    for number in range(-(-plan.lossless_tokens // (samples * len(subject.prompts)))):  # a decode emits one or more
         yield asked(f"lossless/{number}", plan, subject.prompts, sampling(subject, plan), num_samples=samples)
-        budget -= max(tokens_at_least, samples * len(subject.prompts) * plan.max_new_tokens // 2)
-        number += 1
+
+
+def enough(plan: Plan, scored: ScoredTraces) -> bool:
+    """Whether the number of tokens that was fixed before is reached, so that no further round need be asked."""
+    return int(_is_stream(scored).sum()) >= plan.lossless_tokens
 
 
 def _first_token_prompts(subject: Subject, plan: Plan) -> tuple[EncodedPrompt, ...]:
@@ -53,10 +55,10 @@ def _first_token_prompts(subject: Subject, plan: Plan) -> tuple[EncodedPrompt, .
 
 
 def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
-    yield from lossless_rounds(subject, plan)
     params = replace(sampling(subject, plan), max_new_tokens=2)  # two, so that the first is drafted
     prompts = _first_token_prompts(subject, plan)
     yield Unscored(asked("first_token", plan, prompts, params, num_samples=plan.first_token_samples))
+    yield from lossless_rounds(subject, plan)
 
 
 def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -72,7 +74,9 @@ def _stream(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
 
 def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     stream = _stream(scored, plan)
-    if (stream["prob"] == 0).any():
+    if not len(stream):
+        return False
+    if enough(plan, scored) or (stream["prob"] == 0).any():
         return True
     return e_process(stream).log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)
 
@@ -105,11 +109,13 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
 
 
 @torch.inference_mode()
-def _law_after(subject: Subject, prompt: EncodedPrompt, params: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _law_after(
+    subject: Subject, prompt: EncodedPrompt, params: SamplingParams
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     ids = torch.tensor([prompt.token_ids], device=subject.target.device)
     length = torch.tensor([[ids.shape[1]]], device=ids.device)
     logits = subject.target.logits([prompt.token_ids])[:, -1:]
-    law = probabilities(logits, [params], token_ids=ids, prefix_lengths=length, prompt_lengths=length[0])  # type: ignore[list-item]
+    law = probabilities(logits, [params], token_ids=ids, prefix_lengths=length, prompt_lengths=length[0])
     return law[0, 0].cpu().numpy()
 
 
@@ -170,6 +176,7 @@ lossless = Check(
     claim="over real prompts, emitted tokens follow the target's own distribution",
     rounds=_rounds,
     decided=_decided,
+    wanted_tokens=lambda plan: plan.lossless_tokens,
     conclude=_conclude,
 )
 """Teacher-forced PIT of every emitted token (KS, chi-square, e-process), and first tokens against the exact law."""

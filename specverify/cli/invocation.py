@@ -87,7 +87,7 @@ class Invocation:
         from specverify.codec import check_plan, read_plan
 
         budget = require_known("budget", self.budget or "standard", BUDGETS)
-        plan = dataclasses.replace(Plan(budget=budget), **BUDGETS[budget])  # type: ignore[arg-type]
+        plan = dataclasses.replace(Plan(budget=budget), **BUDGETS[budget])  # type: ignore[arg-type]  # the table holds ints and floats
         if self.plan_file is not None:
             plan = read_plan(self.plan_file, plan)
             if self.budget and plan.budget != self.budget:

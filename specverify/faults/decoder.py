@@ -146,7 +146,7 @@ def seeded_by_place(decoder: Decoder) -> Decoder:
         def __call__(self, context: Context) -> Drafting:
             choices = context.choices
             places = torch.arange(len(context.rows), device=context.lengths.device)
-            context.choices = replace(choices, sequence=places)  # type: ignore[type-var]
+            context.choices = replace(choices, sequence=places)  # type: ignore[type-var]  # only Philox has a sequence
             return self.inner(context)
 
     return replace(decoder, drafter=Placed(decoder.drafter))

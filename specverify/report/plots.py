@@ -70,7 +70,7 @@ def svg(plot: Plot, *, prefix: str = "") -> str:
         _finish(plot, axes)
         drawn = StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        FigureCanvasSVG(figure).print_svg(drawn, metadata=metadata)  # type: ignore[no-untyped-call]
+        FigureCanvasSVG(figure).print_svg(drawn, metadata=metadata)  # type: ignore[no-untyped-call]  # matplotlib is untyped here
     return _for_a_page(drawn.getvalue(), prefix=f"{prefix}p{digest}", label=f"{plot.title}. {plot.caption}")
 
 

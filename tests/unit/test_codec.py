@@ -130,9 +130,9 @@ class TestRoundTrip:
     def test_unwritable(self) -> None:
         """A value that JSON can't hold is our bug, not the user's."""
         with pytest.raises(InternalError, match="can't be written"):
-            dump(replace(RESULT, measurements={"x": object()}))  # type: ignore[dict-item]
+            dump(replace(RESULT, measurements={"x": object()}))
         with pytest.raises(InternalError, match=r"measurements\.x"):
-            dump(replace(RESULT, measurements={"x": (1, 2)}))  # type: ignore[dict-item]
+            dump(replace(RESULT, measurements={"x": (1, 2)}))
 
 
 def changed(**changes: object) -> str:
@@ -362,5 +362,5 @@ class TestPlan:
     @pytest.mark.parametrize("budget", BUDGETS)
     def test_own_plans_are_good(self, budget: str) -> None:
         """Every plan that we offer is one that we accept."""
-        plan = replace(Plan(), budget=budget, **BUDGETS[budget])  # type: ignore[arg-type]
+        plan = replace(Plan(), budget=budget, **BUDGETS[budget])
         assert check_plan(plan) is plan

@@ -19,7 +19,7 @@ def context(*, limit: int = 4, **options: object) -> Context:
         Row(DecodeRequest(id=str(seed), prompt_ids=ids, params=params, seed=seed), 0)
         for seed, ids in enumerate(PROMPTS)
     ]
-    return Context.start(rows, torch.device("cpu"), **options)  # type: ignore[arg-type]
+    return Context.start(rows, torch.device("cpu"), **options)
 
 
 def committed(
@@ -58,9 +58,9 @@ def test_finished_rows_leave_with_their_trace() -> None:
     state.select(torch.tensor(going_on))
     assert [state.emitted(row) for row in range(2)] == [[7, 1, 2], [9, 5, 6]]
     assert [row.request.id for row in state.rows] == ["0", "2"]
-    assert state.choices.seed.tolist() == [0, 2]  # type: ignore[attr-defined]
-    assert state.choices.position.tolist() == [3, 3]  # type: ignore[attr-defined]
-    assert state.choices.step.tolist() == [2, 2]  # type: ignore[attr-defined]
+    assert state.choices.seed.tolist() == [0, 2]
+    assert state.choices.position.tolist() == [3, 3]
+    assert state.choices.step.tolist() == [2, 2]
 
 
 def test_drafts_stand_right_behind_each_rows_own_tokens() -> None:

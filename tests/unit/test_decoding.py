@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0, max_new_tokens=7)
 
 def request(prompt: tuple[int, ...] = (0, 1), *, seed: int = 0, samples: int = 1, **changed: object) -> DecodeRequest:
     """One request."""
-    params = replace(SamplingParams(max_new_tokens=6), **changed)  # type: ignore[arg-type]
+    params = replace(SamplingParams(max_new_tokens=6), **changed)
     return DecodeRequest(id=f"{prompt}-{seed}", prompt_ids=prompt, params=params, seed=seed, num_samples=samples)
 
 
@@ -45,7 +45,7 @@ def greedy_text(prompt: tuple[int, ...], length: int, target: object = TARGET) -
     """The most probable token after each prefix, literally."""
     ids = list(prompt)
     for _ in range(length):
-        ids.append(int(target.row(ids).argmax()))  # type: ignore[attr-defined]
+        ids.append(int(target.row(ids).argmax()))
     return ids[len(prompt) :]
 
 
@@ -57,7 +57,7 @@ def guessing(text: list[int], prompt: int, correct: int, length: int = 3) -> Scr
         rest = text[len(tokens) - prompt :][:length]
         return [token if place < correct else (token + 1) % VOCAB_SIZE for place, token in enumerate(rest)]
 
-    return ScriptedDrafts(guess, VOCAB_SIZE)  # type: ignore[arg-type]
+    return ScriptedDrafts(guess, VOCAB_SIZE)
 
 
 VARIED = next(
@@ -81,7 +81,7 @@ def test_a_stop_at_every_offset_ends_the_text(rule: str, correct: int, at: int, 
         "string": {"stop_strings": ("".join("abcd"[token] for token in text[max(0, at - 1) : at + 1]),)},
     }
     decoder = replace(DECODER, rule=RULES[rule], drafter=guessing(text, 2, correct))
-    asked = replace(request(VARIED), params=replace(GREEDY, **stops[kind]))  # type: ignore[arg-type]
+    asked = replace(request(VARIED), params=replace(GREEDY, **stops[kind]))
     for speculation in (True, False):
         [trace] = decode(decoder, asked, speculation=speculation)
         assert trace.token_ids == tuple(text[: at + 1])

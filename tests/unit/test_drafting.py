@@ -183,7 +183,7 @@ def test_equal_prompts_are_prefilled_once() -> None:
     opened: list[int] = []
 
     class Counting(TableModel):
-        def open(self, prompts):  # type: ignore[no-untyped-def]
+        def open(self, prompts):
             opened.append(len(prompts))
             return super().open(prompts)
 

@@ -109,7 +109,7 @@ def test_the_closed_forms_are_those_of_the_faulty_algorithms(name: str, kind: st
         options = dict(ALGORITHMS[name])
         if name == "residual drawn from the target":
             options = {"replacement": lambda _, its=p[row]: its}
-        stepped = emitted_law(p[row], q[row], **options)  # type: ignore[arg-type]
+        stepped = emitted_law(p[row], q[row], **options)
         assert float((closed[row] - stepped).abs().max()) < 3 / GRID * len(p[row]), row
 
 

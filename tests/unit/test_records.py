@@ -80,7 +80,7 @@ def test_nothing_drafted_is_not_a_number() -> None:
 )
 def test_prefix_dependence_is_told(changed: dict[str, object], depends: bool) -> None:
     """Only parameters that read the tokens before them make the law depend on the prefix."""
-    assert SamplingParams(**changed).prefix_dependent is depends  # type: ignore[arg-type]
+    assert SamplingParams(**changed).prefix_dependent is depends
 
 
 def test_the_verdict_of_a_whole_is_its_worst_part() -> None:

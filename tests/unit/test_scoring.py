@@ -54,7 +54,7 @@ def many(source: str) -> ScoredTraces:
 
 def literal_law(model: object, prefix: tuple[int, ...], params: SamplingParams) -> list[float]:
     """The table's row under temperature and top-k, in plain Python."""
-    logits = [value / params.temperature for value in model.row(prefix).tolist()]  # type: ignore[attr-defined]
+    logits = [value / params.temperature for value in model.row(prefix).tolist()]
     if params.top_k:
         least = sorted(logits, reverse=True)[params.top_k - 1]
         logits = [value if value >= least else -math.inf for value in logits]

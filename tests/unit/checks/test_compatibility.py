@@ -55,10 +55,10 @@ class Files:
     def load(self) -> LoadedModel:
         """As the loader would give it."""
         core = Tokenizer.from_str(json.dumps(self.tokenizer))
-        fast = PreTrainedTokenizerFast(tokenizer_object=core, **self.roles)  # type: ignore[no-untyped-call]
+        fast = PreTrainedTokenizerFast(tokenizer_object=core, **self.roles)
         fast.chat_template = self.template
-        generation = GenerationConfig(eos_token_id=self.eos)  # type: ignore[no-untyped-call]
-        return LoadedModel(self.model, fast, None, generation, "folder")  # type: ignore[arg-type]
+        generation = GenerationConfig(eos_token_id=self.eos)
+        return LoadedModel(self.model, fast, None, generation, "folder")
 
     def add(self, token: str) -> None:
         """A special token after the last id."""
@@ -100,7 +100,7 @@ def certified(target: LoadedModel, draft: LoadedModel | None, plan: Plan | None 
     """The check's answer about a pair."""
     prompt = EncodedPrompt(id="p", domain="d", token_ids=tuple(range(10)))
     pair = Pair(target, draft)
-    subject = Subject(engine=None, target=None, draft=None, prompts=(prompt,), pair=pair)  # type: ignore[arg-type]
+    subject = Subject(engine=None, target=None, draft=None, prompts=(prompt,), pair=pair)
     return compatibility.conclude(subject, plan or Plan(), ScoredTraces())
 
 
@@ -124,7 +124,7 @@ def test_equal_tokenizers_pass_without_a_word(files: Callable[[], Files]) -> Non
 
 def test_asks_nothing() -> None:
     """No engine is needed."""
-    subject = Subject(engine=None, target=None, draft=None, prompts=())  # type: ignore[arg-type]
+    subject = Subject(engine=None, target=None, draft=None, prompts=())
     assert list(compatibility.rounds(subject, Plan())) == []
     assert compatibility.conclude(subject, Plan(), ScoredTraces()).verdict is Verdict.NOT_RUN
 

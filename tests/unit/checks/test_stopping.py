@@ -96,7 +96,7 @@ def test_planted_faults_fail(name: str) -> None:
 def test_stop_strings_that_are_ignored_fail() -> None:
     """An engine that takes stop strings and never looks for them."""
 
-    def deaf(context, emitted, num_emitted):  # type: ignore[no-untyped-def]
+    def deaf(context, emitted, num_emitted):
         context.detokenize = lambda _: ""
         return first_stop(context, emitted, num_emitted)
 

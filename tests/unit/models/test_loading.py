@@ -158,7 +158,7 @@ def test_a_device_or_dtype_that_isnt_there_is_one_sentence(
 ) -> None:
     """Nothing is read before the options are known to make sense."""
     with pytest.raises(UsageError, match=sentence):
-        load_model(folder, **options)  # type: ignore[arg-type]
+        load_model(folder, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is absent")

@@ -85,8 +85,8 @@ def test_best_number_weighs_tokens_against_cost() -> None:
     """A good, cheap draft pays with more tokens than a poor one; a dear one doesn't pay at all: 0 is best."""
     good, poor = np.full(500, 0.9), np.full(500, 0.5)
     cheap = {"draft_cost": 0.05, "verify_cost": lambda g: 1 + 0.01 * g}
-    best_good, every = best_num_speculative_tokens(good, **cheap)  # type: ignore[arg-type]
-    best_poor, _ = best_num_speculative_tokens(poor, **cheap)  # type: ignore[arg-type]
+    best_good, every = best_num_speculative_tokens(good, **cheap)
+    best_poor, _ = best_num_speculative_tokens(poor, **cheap)
     assert best_good.num_speculative_tokens > best_poor.num_speculative_tokens > 0
     assert [each.num_speculative_tokens for each in every] == list(range(17))
     assert best_good.speedup == max(each.speedup for each in every) > 3

@@ -19,7 +19,7 @@ def test_holm_by_hand() -> None:
         HolmLevel(0.025, rejected=False),
         HolmLevel(0.0125, rejected=True),
         HolmLevel(0.025, rejected=False),
-        HolmLevel(pytest.approx(0.05 / 3), rejected=True),  # type: ignore[arg-type]
+        HolmLevel(pytest.approx(0.05 / 3), rejected=True),
     )
 
 

@@ -84,7 +84,7 @@ def test_the_ratio_interval_keeps_pairs_together_and_repeats_by_seed() -> None:
     """Times that double from minute to minute, always 20 % faster: the ratio is known exactly."""
     off = 2.0 ** np.arange(8)
     for of in ("total", "median"):
-        interval = paired_ratio_interval(off, off / 1.2, seed=1, of=of)  # type: ignore[arg-type]
+        interval = paired_ratio_interval(off, off / 1.2, seed=1, of=of)
         assert (interval.low, interval.estimate, interval.high) == pytest.approx((1.2, 1.2, 1.2))
     rng = np.random.default_rng(9)
     first, second = rng.gamma(50, 1, 12), rng.gamma(50, 1, 12)
