@@ -41,7 +41,7 @@ class Plan:
     """Sampling of the lossless and acceptance checks."""
     lossless_tokens: int = 11_000
     """Most tokens scored by the lossless check; the e-process may stop it earlier, but only with FAIL."""
-    first_token_samples: int = 1_000
+    first_token_samples: int = 600
     """Samples of the first token, at each of `first_token_prompts` prompts."""
     first_token_prompts: int = 4
     parameter_tokens: int = 640

@@ -31,9 +31,9 @@ _BANNED = 8
 def _likeliest_tokens(subject: Subject) -> tuple[tuple[int, ...], ...]:
     """The target's most frequent first choices over the prompts: a ban on them is felt everywhere."""
     first = Counter(
-        int(subject.target.logits([prompt.token_ids])[0, place].argmax())
+        token
         for prompt in spread(subject.prompts, _BANNED)
-        for place in range(len(prompt.token_ids))
+        for token in subject.target.logits([prompt.token_ids])[0].argmax(-1).tolist()
     )
     return tuple((token,) for token, _ in first.most_common(_BANNED) if token not in subject.eos_token_ids)
 

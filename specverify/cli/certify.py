@@ -113,9 +113,22 @@ def _certified(
         fault=invocation.fault,
         trust_remote_code=invocation.trust_remote_code,
     )
+    certificate = _named(certificate, sources) if invocation.target is None else certificate
     write_all(folder, render(certificate))
     store.remove()
     return certificate
+
+
+def _named(certificate: Certificate, sources: Sources) -> Certificate:
+    """An embedded pair goes by its name, not by where it is installed."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    target = replace(certificate.target, name=f"embedded {Path(sources.target).name}")
+    draft = certificate.draft
+    if draft is not None and sources.draft is not None:
+        draft = replace(draft, name=f"embedded {Path(sources.draft).name}")
+    return replace(certificate, target=target, draft=draft)
 
 
 def _nobody(sentence: str) -> None:

@@ -1,0 +1,45 @@
+"""What must be the same on CUDA as on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specverify.choices.philox import uniform53
+from specverify.decoding import Decoder
+from specverify.drafting import DraftModel
+from specverify.engines.reference import ReferenceEngine
+from specverify.models.transformers import TransformersModel
+from specverify.records import DecodeRequest, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+
+def test_philox_has_the_same_bits():
+    """A uniform is a function of its coordinates, on any device."""
+    coordinates = [torch.arange(1_000) * step for step in (7_919, 1, 3, 5, 11)]
+    on_cpu = uniform53(*coordinates)
+    assert torch.equal(on_cpu, uniform53(*(each.cuda() for each in coordinates)).cpu())
+
+
+def test_greedy_speculation_changes_no_token():
+    """A small random Llama with a worse draft, fp32."""
+
+    def model(seed: int) -> TransformersModel:
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
+        )
+        return TransformersModel(LlamaForCausalLM(config).cuda(), f"random {seed}")
+
+    target = model(0)
+    engine = ReferenceEngine(Decoder(target=target, drafter=DraftModel(model(1), 64)))
+    params = SamplingParams(temperature=0, max_new_tokens=24)
+    requests = [
+        DecodeRequest(id=f"{n}", prompt_ids=tuple(range(1, 3 + n)), params=params, speculation=on)
+        for n in range(4)
+        for on in (True, False)
+    ]
+    texts = [trace.token_ids for trace in engine.decode(requests)]
+    assert texts[0::2] == texts[1::2]
