@@ -44,7 +44,7 @@ class Plan:
     first_token_samples: int = 600
     """Samples of the first token, at each of `first_token_prompts` prompts."""
     first_token_prompts: int = 4
-    parameter_tokens: int = 640
+    parameter_tokens: int = 960
     """Tokens scored in each cell of the parameter grid."""
     greedy_prompts: int = 24
     cost_repeats: int = 12

@@ -1,8 +1,15 @@
-"""acceptance: how many drafts the target takes, and whether that is what its law and the draft's say it must be."""
+"""acceptance: how many drafts the target takes, and whether that is what its law and the draft's say it must be.
+
+Note [Three acceptances]: engines call different things by one name, so each has its own here. `expected_acceptance` is the
+mean Σ min(p, q) over all positions, known without drafting once; `acceptance_rate` is accepted / drafted and smaller,
+for it counts the drafts behind a rejection; `mean_acceptance_length` is 1 + accepted / drafts, in tokens. Only the first
+may be put into a formula, and for tokens a step not even that one: the exact programme of `statistics.acceptance` is.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,46 +18,67 @@ from specverify.checks.check import Check, reproduce
 from specverify.checks.lossless import enough, lossless_rounds
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict, count
 from specverify.statistics.acceptance import tokens_per_step
-from specverify.statistics.interval import cluster_interval
-from specverify.statistics.sequential import bernoulli_bets
+from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
+from specverify.statistics.sequential import bernoulli_bets, smallest_detectable_kl
 from specverify.verification.chain import greedy, sample_and_match
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
     from specverify.plan import Plan
     from specverify.records import DecodeCounters
     from specverify.scoring import ScoredTraces
-    from specverify.statistics.interval import Interval
     from specverify.subject import Subject
 
-__all__ = ["acceptance", "boundaries", "tested_positions"]
+__all__ = ["MOST_SPECULATIVE_TOKENS", "Tested", "acceptance", "boundaries", "tested_drafts", "tokens_per_step_interval"]
 
-_MOST_SPECULATIVE_TOKENS = 8
-_OTHER_ACCEPTANCE = (sample_and_match, greedy)
-"""Rules that accept with another probability than Σ min(p, q)."""
+MOST_SPECULATIVE_TOKENS = 8
+"""The largest number of speculative tokens that is predicted for."""
+_ACCEPT_LESS = (sample_and_match, greedy)
+"""Rules that match tokens: they may accept less than Σ min(p, q), but no lossless rule for one draft accepts more."""
 _SURELY = 1e-6
 """Σ min(p, q) is kept this far from 0 and 1: a rounding of the cached logits must not count as proof."""
+_MOST_E_PROCESSES = 16
+"""About as many as a whole run has."""
+_NUM_TILTS = 3
+"""Bets that `bernoulli_bets` mixes on each side."""
+_ABOVE = "more accepted than Σ min(p, q) allows: proof of lossiness"
+_BELOW = "less accepted than Σ min(p, q): a fault of the draft's state or of its reported law"
 
 
-def tested_positions(scored: ScoredTraces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows of `scored` at which a draft was accepted or rejected, in order, and which it was.
+# ---------------------------------------------------------------------------------------------- what was answered
 
-    A step tests each draft that it accepts, and the first that it rejects. What a stop cut off was not tested.
+
+@dataclass(frozen=True)
+class Tested:
+    """Every draft that a step accepted or rejected, in order."""
+
+    rows: NDArray[np.int64]
+    """Where its position is in the columns of the scored traces."""
+    accepted: NDArray[np.bool_]
+    places: NDArray[np.int64]
+    """Its place in the block, from 0."""
+
+
+def tested_drafts(scored: ScoredTraces) -> Tested:
+    """A step tests each draft that it accepts, and the first that it rejects; what a stop cut off was not tested.
+
+    The tokens before a tested draft are emitted ones, also where it was rejected, so the teacher-forced row at its
+    position holds the two laws that it was tested with.
     """
     first_row = np.searchsorted(scored["trace"], np.arange(len(scored.traces)))
-    rows: list[int] = []
-    flags: list[bool] = []
+    found: list[tuple[int, bool, int]] = []
     for start, trace in zip(first_row.tolist(), scored.traces, strict=True):
-        place = start
+        at = start
         for step in trace.steps:
-            tested = [True] * step.num_accepted_tokens
+            found += [(at + place, True, place) for place in range(step.num_accepted_tokens)]
             if step.num_accepted_tokens < min(step.num_draft_tokens, step.num_emitted_tokens):
-                tested.append(False)
-            rows += range(place, place + len(tested))
-            flags += tested
-            place += step.num_emitted_tokens
-    return np.array(rows, dtype=np.int64), np.array(flags, dtype=bool)
+                found.append((at + step.num_accepted_tokens, False, step.num_accepted_tokens))
+            at += step.num_emitted_tokens
+    rows, accepted, places = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    return Tested(rows, accepted.astype(bool), places)
 
 
 def boundaries(scored: ScoredTraces) -> list[int]:
@@ -59,166 +87,266 @@ def boundaries(scored: ScoredTraces) -> list[int]:
     return changes
 
 
+def tokens_per_step_interval(scored: ScoredTraces, num_speculative_tokens: int, *, seed: int) -> Interval:
+    """Tokens a step by the exact programme, with a bootstrap interval that resamples whole prompts.
+
+    An interval that the data can't bound ends where tokens a step must: at 1 and at all drafts plus the bonus.
+    """
+    posterior, prompts, transcripts = np.clip(scored["posterior"], 0, 1), scored.prompts(), scored["trace"]
+    tokens, steps = [], []
+    for number in np.unique(prompts):
+        mine = prompts == number
+        starts = (np.flatnonzero(np.diff(transcripts[mine])) + 1).tolist()
+        tokens.append(float(mine.sum()))
+        steps.append(tokens[-1] / tokens_per_step(posterior[mine], num_speculative_tokens, starts))
+    interval = paired_ratio_interval(np.array(tokens), np.array(steps), seed=seed)
+    low, high = max(1.0, interval.low), min(num_speculative_tokens + 1.0, interval.high)
+    return Interval(interval.estimate, low, high, interval.confidence)
+
+
+# --------------------------------------------------------------------------------------------- what the answers show
+
+
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     counters = count(scored.traces)
-    known = len(scored["overlap"]) > 0
-    if not known or (counters.num_drafts == 0 and any(trace.steps for trace in scored.traces)):
-        return _nothing_known(subject, plan, counters)
+    steps_known = any(trace.steps for trace in scored.traces)
+    if not len(scored["overlap"]) or (steps_known and not counters.num_drafts):
+        return _nothing_expected(subject, plan, counters, steps_known=steps_known)
     expected = cluster_interval(scored["overlap"], scored.prompts())
-    findings = _furthest_prompts(scored)
-    refused = expected.high < plan.minimum_acceptance
-    if refused:
-        text = (
-            f"expected acceptance {expected.estimate:.3f} is below the plan's minimum of {plan.minimum_acceptance:.3f}"
-        )
-        findings = (Finding(text=text), *findings)
+    tested = tested_drafts(scored)
     per_step = {
-        g: tokens_per_step(np.clip(scored["posterior"], 0, 1), g, boundaries(scored))
-        for g in range(1, _MOST_SPECULATIVE_TOKENS + 1)
+        g: tokens_per_step_interval(scored, g, seed=plan.seed)
+        for g in sorted({*range(1, MOST_SPECULATIVE_TOKENS + 1), plan.num_speculative_tokens})
     }
-    summary = (
-        f"expected acceptance Σ min(p, q) = {expected.estimate:.3f} [{expected.low:.3f}, {expected.high:.3f}], "
-        f"{per_step.get(plan.num_speculative_tokens, math.nan):.2f} tokens a step predicted with "
-        f"{plan.num_speculative_tokens} drafts; accepted / drafted measured: {counters.acceptance_rate:.3f}"
-    )
+    findings = (*_refusal(expected, plan), _furthest_prompts(scored))
+    refused = any(finding.severity is Verdict.FAIL for finding in findings)
     return CheckResult(
         id="acceptance",
         claim=acceptance.claim,
-        verdict=Verdict.FAIL if refused else Verdict.PASS,
-        summary=summary,
+        verdict=Verdict.FAIL if refused else Verdict.PASS if steps_known else Verdict.NOT_RUN,
+        summary=_summary(plan, expected, per_step, counters, tested),
         findings=findings,
-        tests=_measured_against_expected(subject, scored),
-        measurements=_measurements(expected, counters, per_step),
+        tests=_measured_against_expected(subject, plan, scored, tested),
+        measurements={
+            "expected_acceptance": expected.estimate,
+            "expected_acceptance_low": expected.low,
+            "expected_acceptance_high": expected.high,
+            **_counted(counters, scored),
+            "num_tested_drafts": len(tested.rows),
+            "accepted_of_tested": _mean(tested.accepted),
+            "expected_of_tested": _mean(scored["overlap"][tested.rows]),
+            **{f"tokens_per_step_with_{g}_drafts": each.estimate for g, each in per_step.items()},
+            **{f"expected_acceptance_{name}": each.estimate for name, each in _domains(scored).items()},
+        },
         num_samples=len(scored),
         smallest_detectable=(expected.high - expected.low) / 2,
-        effect_unit="acceptance (half width)",
+        effect_unit="expected acceptance (half width of its interval)",
         advice=_ADVICE,
         reproduce=reproduce(subject, plan, "acceptance"),
-        plots=(_by_position(scored), _by_domain(scored), _per_step_plot(per_step)),
+        plots=(_position_plot(scored), _place_plot(scored, tested), _domain_plot(scored), _per_step_plot(per_step)),
     )
 
 
-def _nothing_known(subject: Subject, plan: Plan, counters: DecodeCounters) -> CheckResult:
-    nothing = counters.num_drafts == 0
+def _nothing_expected(subject: Subject, plan: Plan, counters: DecodeCounters, *, steps_known: bool) -> CheckResult:
+    """Nothing was drafted, or nothing is known of the draft's law: what was counted, and no more."""
+    nothing = steps_known and not counters.num_drafts
+    measured = f"; accepted / drafted measured: {counters.acceptance_rate:.3f}" if counters.num_drafts else ""
     return CheckResult(
         id="acceptance",
         claim=acceptance.claim,
         verdict=Verdict.INCONCLUSIVE if nothing else Verdict.NOT_RUN,
         summary="nothing was drafted, so there is no acceptance"
         if nothing
-        else "the draft's own law is not known here",
-        advice="find out why nothing is drafted: the engine may have switched speculation off without a word",
+        else f"the draft's own law is not known here, so nothing can be expected{measured}",
+        measurements=_counted(counters),
+        advice="find out why nothing is drafted: the engine may have switched speculation off without a word"
+        if nothing
+        else "give a draft model, so that its law can be held against the target's",
         reproduce=reproduce(subject, plan, "acceptance"),
     )
 
 
-def _measured_against_expected(subject: Subject, scored: ScoredTraces) -> tuple[StatisticalTest, ...]:
-    """Each tested draft is accepted with probability Σ min(p, q) given the past, under chain rejection."""
-    rows, flags = tested_positions(scored)
-    other_law = subject.decoder is not None and subject.decoder.rule in _OTHER_ACCEPTANCE
-    if not len(rows) or other_law:
-        return ()
-    probs = np.clip(scored["overlap"][rows], _SURELY, 1 - _SURELY)
-    bets = bernoulli_bets(flags, probs)
-    sides = (
-        ("more accepted than Σ min(p, q) allows: proof of lossiness", bets.above),
-        ("less accepted than expected: a draft state or cache fault", bets.below),
+def _summary(
+    plan: Plan, expected: Interval, per_step: Mapping[int, Interval], counters: DecodeCounters, tested: Tested
+) -> str:
+    predicted = per_step[plan.num_speculative_tokens]
+    said = (
+        f"expected acceptance Σ min(p, q) = {expected.estimate:.3f} [{expected.low:.3f}, {expected.high:.3f}], so "
+        f"{predicted.estimate:.2f} tokens a step with {plan.num_speculative_tokens} drafts; "
     )
+    if not len(tested.rows):
+        return f"{said}the engine tells no steps, so nothing was measured against it"
+    return (
+        f"{said}of {len(tested.rows):,} drafts tested {_mean(tested.accepted):.3f} were accepted "
+        f"(accepted / drafted {counters.acceptance_rate:.3f})"
+    )
+
+
+def _refusal(expected: Interval, plan: Plan) -> tuple[Finding, ...]:
+    """Refused where even the upper end is below the minimum."""
+    if not expected.high < plan.minimum_acceptance:
+        return ()
+    text = (
+        f"expected acceptance {expected.estimate:.3f} [{expected.low:.3f}, {expected.high:.3f}] is below the plan's "
+        f"minimum of {plan.minimum_acceptance:.3f}: this draft is refused a rollout"
+    )
+    return (Finding(text=text),)
+
+
+def _measured_against_expected(
+    subject: Subject, plan: Plan, scored: ScoredTraces, tested: Tested
+) -> tuple[StatisticalTest, ...]:
+    """Each tested draft is accepted with probability Σ min(p, q) given the past, under chain rejection.
+
+    Of an engine that is not the reference decoder the rule isn't known, and one that verifies blocks as a whole may
+    accept more at one place of a block, so there nothing is tested.
+    """
+    if not len(tested.rows) or subject.decoder is None:
+        return ()
+    probs = np.clip(scored["overlap"][tested.rows], _SURELY, 1 - _SURELY)
+    bets = bernoulli_bets(tested.accepted, probs)
+    paths = {_ABOVE: bets.above, _BELOW: bets.below}
+    if subject.decoder.rule in _ACCEPT_LESS:
+        del paths[_BELOW]
     return tuple(
         StatisticalTest(
             name=name,
-            statistic=float(flags.mean() - probs.mean()),
+            statistic=float(tested.accepted.mean() - probs.mean()),
             log10_e=float(path[-1]),
             allowed=math.nan,
             failed=False,
-            num_samples=len(rows),
+            num_samples=len(probs),
+            smallest_detectable=smallest_detectable_shift(probs, plan),
             effect_unit="acceptance",
         )
-        for name, path in sides
+        for name, path in paths.items()
     )
 
 
-def _measurements(
-    expected: Interval, counters: DecodeCounters, per_step: dict[int, float]
-) -> dict[str, float | int | str]:
+def smallest_detectable_shift(probs: NDArray[np.float64], plan: Plan) -> float:
+    """The shift d of every probability that either side reliably sees: its bet grows by about d² / 2σ² nats.
+
+    σ² is p (1 - p), of the shifted probabilities where that is more. The nats are those of a bet that shares the error budget with the other
+    e-processes of the run, and its side with the other tilts.
+    """
+    rate = plan.false_fail_rate / 2 / _MOST_E_PROCESSES / _NUM_TILTS
+    nats = smallest_detectable_kl(len(probs), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate)
+    shift = math.sqrt(2 * nats * float((probs * (1 - probs)).mean()))
+    shifted = [np.clip(probs + move, 0, 1) for move in (-shift, 0.0, shift)]
+    return min(1.0, math.sqrt(2 * nats * max(float((each * (1 - each)).mean()) for each in shifted)))
+
+
+def _counted(counters: DecodeCounters, scored: ScoredTraces | None = None) -> dict[str, float | int | str]:
+    """The counters, recomputed from the steps; see Note [Three acceptances]."""
+    steps = sum(len(trace.steps) for trace in scored.traces) if scored is not None else 0
     return {
-        "expected_acceptance": expected.estimate,
-        "expected_acceptance_low": expected.low,
-        "expected_acceptance_high": expected.high,
         "acceptance_rate": counters.acceptance_rate,
         "mean_acceptance_length": counters.mean_acceptance_length,
+        **({"measured_tokens_per_step": len(scored) / steps} if scored is not None and steps else {}),
         "num_drafts": counters.num_drafts,
         "num_draft_tokens": counters.num_draft_tokens,
         "num_accepted_tokens": counters.num_accepted_tokens,
         "num_accepted_tokens_per_pos": ", ".join(map(str, counters.num_accepted_tokens_per_pos)),
-        **{f"tokens_per_step_with_{g}_drafts": value for g, value in per_step.items()},
     }
 
 
-def _furthest_prompts(scored: ScoredTraces) -> tuple[Finding, ...]:
+def _furthest_prompts(scored: ScoredTraces) -> Finding:
     """The prompts after which draft and target are furthest apart."""
-    prompts = scored.prompts()
-    means = {number: float(scored["overlap"][prompts == number].mean()) for number in np.unique(prompts).tolist()}
-    names = {number: scored.traces[int(scored["trace"][prompts == number][0])].request.prompt_id for number in means}
-    worst = sorted(means, key=lambda number: means[number])[:5]
-    listed = ", ".join(f"{names[number]} ({means[number]:.2f})" for number in worst)
-    return (Finding(text=f"draft and target are furthest apart after: {listed}", severity=Verdict.PASS),)
+    prompts, owners = scored.prompts(), scored["trace"].astype(int)
+    _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
+    means = np.bincount(number, weights=scored["overlap"]) / np.bincount(number)
+    requests = [scored.traces[owner].request for owner in owners[first].tolist()]
+    worst = np.argsort(means, kind="stable")[:5].tolist()
+    listed = ", ".join(f"{requests[at].prompt_id or requests[at].id} ({means[at]:.2f})" for at in worst)
+    return Finding(text=f"draft and target are furthest apart after: {listed}", severity=Verdict.PASS)
 
 
-def _by_position(scored: ScoredTraces) -> Plot:
-    """Expected acceptance at each position after the prompt."""
-    positions = scored["position"].astype(int)
-    prompts = scored.prompts()
-    intervals = {
-        place: cluster_interval(scored["overlap"][positions == place], prompts[positions == place])
-        for place in range(int(positions.max()) + 1)
-        if (positions == place).sum() > 1
-    }
-    return _bars_or_line(
-        "acceptance/position", "Acceptance by position", "token after the prompt", intervals, PlotKind.LINE
+def _mean(values: NDArray[np.float64] | NDArray[np.bool_]) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+# ---------------------------------------------------------------------------------------------- pictures
+
+
+def _grouped(
+    values: NDArray[np.float64], keys: NDArray[np.int64] | NDArray[np.str_], prompts: NDArray[np.int64]
+) -> dict[float | str, Interval]:
+    """Mean and interval of the values of each key."""
+    return {key: cluster_interval(values[keys == key], prompts[keys == key]) for key in np.unique(keys).tolist()}
+
+
+def _domains(scored: ScoredTraces) -> dict[float | str, Interval]:
+    return _grouped(scored["overlap"], scored.domains(), scored.prompts())
+
+
+def _series(label: str, x: Iterable[float | str], intervals: Iterable[Interval], *, highest: float = 1.0) -> Series:
+    """Intervals as a series; rates end at 0 and 1 where the data can't bound them."""
+    each = tuple(intervals)
+    return Series(
+        label=label,
+        x=tuple(x),
+        y=tuple(interval.estimate for interval in each),
+        low=tuple(max(0.0, interval.low) for interval in each),
+        high=tuple(min(highest, interval.high) for interval in each),
     )
 
 
-def _by_domain(scored: ScoredTraces) -> Plot:
-    """Expected acceptance in each domain."""
-    domains, prompts = scored.domains(), scored.prompts()
-    intervals = {
-        str(domain): cluster_interval(scored["overlap"][domains == domain], prompts[domains == domain])
-        for domain in np.unique(domains)
-    }
-    return _bars_or_line("acceptance/domain", "Acceptance by domain", "domain", intervals, PlotKind.BAR)
-
-
-def _bars_or_line(
-    plot_id: str, title: str, x_label: str, intervals: dict[str, Interval] | dict[int, Interval], kind: PlotKind
-) -> Plot:
-    series = Series(
-        label="Σ min(p, q), 95 % interval by prompt",
-        x=tuple(intervals),
-        y=tuple(each.estimate for each in intervals.values()),
-        low=tuple(max(0.0, each.low) for each in intervals.values()),
-        high=tuple(min(1.0, each.high) for each in intervals.values()),
-    )
-    caption = "Where it falls, drafts are wasted; it says nothing about correctness."
+def _position_plot(scored: ScoredTraces) -> Plot:
+    intervals = _grouped(scored["overlap"], scored["position"].astype(np.int64), scored.prompts())
     return Plot(
-        id=plot_id,
-        title=title,
-        x_label=x_label,
+        id="acceptance/position",
+        title="Acceptance by position",
+        x_label="token after the prompt",
         y_label="expected acceptance",
-        kind=kind,
-        series=(series,),
-        caption=caption,
+        kind=PlotKind.LINE,
+        series=(_series("Σ min(p, q), 95 % interval by prompt", intervals, intervals.values()),),
+        caption="Where it falls, drafts are wasted; it says nothing about correctness.",
     )
 
 
-def _per_step_plot(per_step: dict[int, float]) -> Plot:
+def _place_plot(scored: ScoredTraces, tested: Tested) -> Plot:
+    """Expected and measured at each place of a block, of the drafts that were tested there."""
+    prompts, overlap = scored.prompts()[tested.rows], scored["overlap"][tested.rows]
+    measured = _grouped(tested.accepted.astype(np.float64), tested.places, prompts)
+    expected = _grouped(overlap, tested.places, prompts)
+    names = [f"draft {int(place) + 1}" for place in measured]
+    return Plot(
+        id="acceptance/place",
+        title="Acceptance by place in the block, of the drafts tested there",
+        x_label="place in the block",
+        y_label="acceptance",
+        kind=PlotKind.BAR,
+        series=(
+            _series("measured: accepted / tested", names, measured.values()),
+            _series("expected: Σ min(p, q)", names, expected.values()),
+        ),
+        caption="The two agree, place by place, if the rule is lossless and the draft sees what it should.",
+    )
+
+
+def _domain_plot(scored: ScoredTraces) -> Plot:
+    intervals = _domains(scored)
+    return Plot(
+        id="acceptance/domain",
+        title="Acceptance by domain",
+        x_label="domain",
+        y_label="expected acceptance",
+        kind=PlotKind.BAR,
+        series=(_series("Σ min(p, q), 95 % interval by prompt", intervals, intervals.values()),),
+        caption="Where it is low, speculation gains least; it says nothing about correctness.",
+    )
+
+
+def _per_step_plot(per_step: Mapping[int, Interval]) -> Plot:
     return Plot(
         id="acceptance/tokens_per_step",
         title="Tokens a step against number of speculative tokens",
         x_label="speculative tokens",
         y_label="tokens a step",
         kind=PlotKind.LINE,
-        series=(Series(label="predicted from the transcripts", x=tuple(per_step), y=tuple(per_step.values())),),
+        series=(
+            _series("predicted, 95 % interval by prompt", map(float, per_step), per_step.values(), highest=math.inf),
+        ),
         caption="Where the line flattens, further drafts are mostly thrown away.",
     )
 

@@ -73,7 +73,8 @@ def pit_tests(scored: ScoredTraces, plan: Plan, *, name: str, chi_square: bool =
         detectable = smallest_detectable_kolmogorov(
             len(scored), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate
         )
-        tests.append(_test(f"{name} KS, order of {ORDERS[order]}", ks.statistic, ks.p_value, len(scored), detectable))
+        label = f"{name} KS, order of {ORDERS[order]}"
+        tests.append(_test(label, ks.statistic, ks.p_value, len(scored), detectable, "Kolmogorov distance"))
         if chi_square:
             chi = chi_square_uniform(scored[order])
             tv = smallest_detectable_uniform_tv(len(scored), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate)
@@ -83,7 +84,9 @@ def pit_tests(scored: ScoredTraces, plan: Plan, *, name: str, chi_square: bool =
     return tuple(tests)
 
 
-def _test(name: str, statistic: float, p_value: float, num_samples: int, detectable: float) -> StatisticalTest:
+def _test(
+    name: str, statistic: float, p_value: float, num_samples: int, detectable: float, unit: str = "TV distance"
+) -> StatisticalTest:
     return StatisticalTest(
         name=name,
         statistic=statistic,
@@ -92,6 +95,7 @@ def _test(name: str, statistic: float, p_value: float, num_samples: int, detecta
         failed=False,
         num_samples=num_samples,
         smallest_detectable=detectable,
+        effect_unit=unit,
     )
 
 

@@ -136,7 +136,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         verdict, reason = Verdict.FAIL, findings[0].text
     elif steps_known and drafted == 0:
         verdict, reason = Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
-    elif detectable > plan.largest_undetected_tv:
+    elif detectable > plan.largest_undetected_tv and not _decided(plan, scored):
         verdict = Verdict.INCONCLUSIVE
         reason = f"too few tokens: a TV distance below {detectable:.2g} would go unseen (wanted {plan.largest_undetected_tv:.2g})"
     log10_e = tests[0].log10_e if tests and tests[0].log10_e is not None else 0.0
@@ -154,7 +154,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         measurements={"num_drafted_tokens": drafted, "log10_e": log10_e},
         num_samples=len(stream),
         smallest_detectable=detectable,
-        effect_unit="TV distance (mean over tokens, in a tested order)",
+        effect_unit="Kolmogorov or TV distance",
         advice=_ADVICE,
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(

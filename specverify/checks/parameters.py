@@ -67,25 +67,31 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         if not len(cell):
             continue
         findings += [replace(finding, text=f"{name}: {finding.text}") for finding in impossible_tokens(cell)]
-        tests += [e_process_test(cell, name=name), *pit_tests(cell, plan, name=name, chi_square=False)]
+        tests.append(e_process_test(cell, name=name))
+    pooled = pit_tests(scored, plan, name="all settings", chi_square=False) if len(scored) else ()
     steps = [step for trace in scored.traces for step in trace.steps]
     drafted = sum(step.num_draft_tokens for step in steps)
+    detectable = min((test.smallest_detectable or 1.0 for test in pooled), default=1.0)
     verdict = Verdict.FAIL if findings else Verdict.PASS
-    if not findings and (not len(scored) or (steps and not drafted)):
-        verdict = Verdict.INCONCLUSIVE
-    thinnest = max((test.smallest_detectable or 0.0 for test in tests), default=1.0)
     summary = f"{len(PARAMETER_GRID)} settings, {len(scored):,} tokens: none outside the support that the target allows"
+    if findings:
+        summary = f"{findings[0].text} ({findings[0].place})"
+    elif steps and not drafted:
+        verdict, summary = Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
+    elif detectable > plan.largest_undetected_tv:
+        verdict = Verdict.INCONCLUSIVE
+        summary = f"too few tokens: a distance below {detectable:.2g} would go unseen"
     return CheckResult(
         id="parameters",
         claim=parameters.claim,
         verdict=verdict,
-        summary=findings[0].text + f" ({findings[0].place})" if findings else summary,
+        summary=summary,
         findings=tuple(findings),
-        tests=tuple(tests),
+        tests=(*tests, *pooled),
         measurements=counts,
         num_samples=len(scored),
-        smallest_detectable=thinnest,
-        effect_unit="TV distance of the thinnest setting",
+        smallest_detectable=detectable,
+        effect_unit="Kolmogorov distance",
         advice="apply each parameter to every row of the block, with the drafts before it in view" if findings else "",
         reproduce=reproduce(subject, plan, "parameters"),
     )
