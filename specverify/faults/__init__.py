@@ -127,7 +127,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="cache-one-long",
         stands_for="rollback keeps one rejected token",
-        caught_by=("greedy", "lossless"),
+        caught_by=("greedy",),
         apply=cache(1),
     ),
     Fault(
