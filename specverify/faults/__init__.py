@@ -22,7 +22,7 @@ from specverify.faults.decoder import (
     seeded_by_place,
     stop_seen_at_block_end_only,
 )
-from specverify.faults.draft import reporting, top_20
+from specverify.faults.draft import reporting, top_k
 from specverify.faults.rule import ChainParts, always, inflated, or_equal, root, rule, unclamped
 from specverify.verification.chain import greedy
 
@@ -92,7 +92,7 @@ FAULTS: tuple[Fault, ...] = (
         name="raw-draft-probs",
         stands_for="drafts are drawn after a top-k of 20 while the raw softmax is reported",
         caught_by=("lossless",),
-        apply=reporting(top_20),
+        apply=reporting(top_k),
     ),
     Fault(
         name="greedy-draft-softmax",

@@ -74,7 +74,7 @@ def reporting(drawn: Callable[[Tensor], Tensor]) -> Callable[[Decoder], Decoder]
     return lambda decoder: replace(decoder, drafter=_ReportedOtherwise(decoder.drafter, drawn))
 
 
-def top_20(law: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
-    """The 20 most probable ids."""
-    smallest = law.topk(min(20, law.shape[-1]), -1).values[..., -1:]
+def top_k(law: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
+    """The 20 most probable ids, or a quarter of a small vocabulary."""
+    smallest = law.topk(max(1, min(20, law.shape[-1] // 4)), -1).values[..., -1:]
     return torch.where(law >= smallest, law, 0)
