@@ -36,17 +36,17 @@ class Plan:
     dtype: str = "float32"
     batch_size: int = 128
     max_prompts: int = 64
-    max_new_tokens: int = 48
+    max_new_tokens: int = 64
     params: SamplingParams = field(default_factory=SamplingParams)
     """Sampling of the lossless and acceptance checks."""
-    lossless_tokens: int = 11_000
+    lossless_tokens: int = 7_000
     """Most tokens scored by the lossless check; the e-process may stop it earlier, but only with FAIL."""
     first_token_samples: int = 600
     """Samples of the first token, at each of `first_token_prompts` prompts."""
     first_token_prompts: int = 4
     parameter_tokens: int = 960
     """Tokens scored in each cell of the parameter grid."""
-    greedy_prompts: int = 24
+    greedy_prompts: int = 16
     cost_repeats: int = 12
     """Interleaved pairs of timed decodes."""
     false_fail_rate: float = 1e-6

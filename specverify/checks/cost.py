@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Costs", "cost", "measured_speedup"]
 
 _MOST_SPECULATIVE_TOKENS = 8
-_TIMED_TOKENS = 32
+_TIMED_TOKENS = 24
 _MOST_EXTENSIONS = 3
 """An undecided measurement is repeated up to this many times as often, all pairs kept."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
-from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
+from specverify.checks.check import Check, asked, reproduce, sampling, spread
 from specverify.checks.noise import Noise, measured_noise
 from specverify.records import (
     CheckResult,
@@ -40,8 +40,10 @@ _NOISE_TOKENS = 24
 def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
     params = sampling(subject, plan, SamplingParams(temperature=0))
     prompts = spread(subject.prompts, plan.greedy_prompts)
-    yield asked("greedy/on", plan, prompts, params)
-    yield Unscored(asked("greedy/off", plan, prompts, params, speculation=False))
+    yield (
+        *asked("greedy/on", plan, prompts, params),
+        *asked("greedy/off", plan, prompts, params, speculation=False),
+    )
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
