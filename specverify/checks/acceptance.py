@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
-__all__ = ["MOST_SPECULATIVE_TOKENS", "Tested", "acceptance", "boundaries", "tested_drafts", "tokens_per_step_interval"]
+__all__ = ["MOST_SPECULATIVE_TOKENS", "Tested", "acceptance", "boundaries", "drafts_tested", "tokens_per_step_interval"]
 
 MOST_SPECULATIVE_TOKENS = 8
 """The largest number of speculative tokens that is predicted for."""
@@ -62,7 +62,7 @@ class Tested:
     """Its place in the block, from 0."""
 
 
-def tested_drafts(scored: ScoredTraces) -> Tested:
+def drafts_tested(scored: ScoredTraces) -> Tested:
     """A step tests each draft that it accepts, and the first that it rejects; what a stop cut off was not tested.
 
     The tokens before a tested draft are emitted ones, also where it was rejected, so the teacher-forced row at its
@@ -113,7 +113,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     if not len(scored["overlap"]) or (steps_known and not counters.num_drafts):
         return _nothing_expected(subject, plan, counters, steps_known=steps_known)
     expected = cluster_interval(scored["overlap"], scored.prompts())
-    tested = tested_drafts(scored)
+    tested = drafts_tested(scored)
     per_step = {
         g: tokens_per_step_interval(scored, g, seed=plan.seed)
         for g in sorted({*range(1, MOST_SPECULATIVE_TOKENS + 1), plan.num_speculative_tokens})
@@ -132,7 +132,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
             "expected_acceptance_low": expected.low,
             "expected_acceptance_high": expected.high,
             **_counted(counters, scored),
-            "num_tested_drafts": len(tested.rows),
+            "num_drafts_tested": len(tested.rows),
             "accepted_of_tested": _mean(tested.accepted),
             "expected_of_tested": _mean(scored["overlap"][tested.rows]),
             **{f"tokens_per_step_with_{g}_drafts": each.estimate for g, each in per_step.items()},
@@ -226,8 +226,8 @@ def _measured_against_expected(
 def smallest_detectable_shift(probs: NDArray[np.float64], plan: Plan) -> float:
     """The shift d of every probability that either side reliably sees: its bet grows by about d² / 2σ² nats.
 
-    σ² is p (1 - p), of the shifted probabilities where that is more. The nats are those of a bet that shares the error budget with the other
-    e-processes of the run, and its side with the other tilts.
+    σ² is the mean p (1 - p), of the shifted probabilities where that is more. The bet shares the error budget with the
+    run's other e-processes, and its side with the other tilts.
     """
     rate = plan.false_fail_rate / 2 / _MOST_E_PROCESSES / _NUM_TILTS
     nats = smallest_detectable_kl(len(probs), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate)

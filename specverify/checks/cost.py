@@ -1,17 +1,24 @@
-"""cost: whether speculation with this draft is faster than the target alone, measured side by side."""
+"""cost: whether speculation with this draft is faster than the target alone, measured side by side.
+
+Note [Timing]: other work comes and goes, so no time is judged by itself. Every figure is a ratio of times taken in turns;
+a single pass is the median of its repeats; a decode is timed in pairs, alone and speculative, on the same request, and
+the interval resamples whole pairs. Everything is decoded to the same length, for a text that ends early would time the
+prefill. All raw times are kept.
+"""
 
 from __future__ import annotations
 
-import resource
+import gc
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from specverify.checks.acceptance import boundaries
+from specverify.checks.acceptance import MOST_SPECULATIVE_TOKENS, boundaries, tokens_per_step_interval
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
 from specverify.checks.lossless import enough, lossless_rounds
 from specverify.context import Row
@@ -20,20 +27,25 @@ from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, Ver
 from specverify.statistics.acceptance import best_num_speculative_tokens
 from specverify.statistics.interval import Interval, paired_ratio_interval
 
+if sys.platform != "win32":
+    import resource
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specverify.decoding import Decoder
     from specverify.models import LanguageModel
+    from specverify.models.loading import LoadedModel
     from specverify.plan import Plan
     from specverify.records import DecodeRequest, DecodeTrace
     from specverify.scoring import ScoredTraces
     from specverify.statistics.acceptance import SpeedPrediction
-    from specverify.subject import Subject
+    from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["Costs", "cost", "measured_speedup"]
+    Clock = Callable[[], float]
 
-_MOST_SPECULATIVE_TOKENS = 8
+__all__ = ["Costs", "Timings", "cost", "measured_costs", "measured_speedup"]
+
 _TIMED_TOKENS = 24
 _MOST_EXTENSIONS = 3
 """An undecided measurement is repeated up to this many times as often, all pairs kept."""
@@ -57,42 +69,6 @@ class Costs:
         return self.target_ms[num_drafts + 1] / self.target_ms[1]
 
 
-def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Wall time of `work`, everything that it queued on the device included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
-
-
-@torch.inference_mode()
-def _pass_ms(model: LanguageModel, prompt: Sequence[int], blocks: Sequence[int], repeats: int) -> dict[int, float]:
-    """Median time of appending a block of each size after `prompt`, sizes interleaved, first round thrown away."""
-    session = model.open([prompt])
-    held = session.lengths.clone()
-    times: dict[int, list[float]] = {block: [] for block in blocks}
-    for repeat in range(repeats + 1):
-        for block in blocks:
-            ids = torch.full((1, block), int(prompt[-1]), device=model.device)
-            sizes = torch.tensor([block], device=model.device)
-            taken = _seconds(model.device, lambda ids=ids, sizes=sizes: session.append(ids, sizes))  # type: ignore[misc]  # the lambda has defaults
-            session.rollback(held)
-            if repeat:
-                times[block].append(1e3 * taken)
-    return {block: float(np.median(each)) for block, each in times.items()}
-
-
-def measured_costs(
-    target: LanguageModel, draft: LanguageModel, prompt: Sequence[int], *, num_drafts: int, repeats: int
-) -> Costs:
-    """T(k) of the target for every block that could be verified, and one pass of the draft."""
-    blocks = range(1, max(_MOST_SPECULATIVE_TOKENS, num_drafts) + 2)
-    return Costs(_pass_ms(target, prompt, blocks, repeats), _pass_ms(draft, prompt, (1,), 3 * repeats)[1])
-
-
 @dataclass(frozen=True)
 class Timings:
     """Interleaved pairs: seconds a token of the target alone and of speculation, on the same request."""
@@ -101,26 +77,69 @@ class Timings:
     speculative_s: tuple[float, ...]
 
     def speedup(self, seed: int) -> Interval:
-        """Time alone over time speculative, with a bootstrap interval over the pairs."""
+        """Time alone over time speculative, in all, with a bootstrap interval over the pairs."""
         return paired_ratio_interval(np.array(self.alone_s), np.array(self.speculative_s), seed=seed)
 
 
-def measured_speedup(decoder: Decoder, requests: Sequence[DecodeRequest], *, repeats: int, minimum: float) -> Timings:
+def _seconds(device: torch.device, work: Callable[[], object], clock: Clock) -> float:
+    """Wall time of `work`, everything that it queued on the device included, garbage collection left out."""
+    gc.disable()
+    try:
+        _synchronize(device)
+        started = clock()
+        work()
+        _synchronize(device)
+        return clock() - started
+    finally:
+        gc.enable()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@torch.inference_mode()
+def measured_costs(
+    target: LanguageModel, draft: LanguageModel, prompt: Sequence[int], *, most: int, repeats: int, clock: Clock
+) -> Costs:
+    """T(k) of the target for each block of k <= `most` tokens after `prompt`, and T(1) of the draft, in turns.
+
+    The first turn warms up and is thrown away. What was appended is rolled back, so every pass sees the same cache.
+    """
+    sessions = target.open([prompt]), draft.open([prompt])
+    turns = [(target, sessions[0], block) for block in range(1, most + 1)]
+    taken: dict[int, list[float]] = defaultdict(list)
+    for turn in range(repeats + 1):
+        for model, session, block in (*turns, (draft, sessions[1], 0)):
+            ids = torch.full((1, max(1, block)), int(prompt[-1]), device=model.device)
+            sizes = torch.tensor([ids.shape[1]], device=model.device)
+            seconds = _seconds(model.device, lambda s=session, i=ids, n=sizes: s.append(i, n), clock)  # type: ignore[misc]  # the lambda has defaults
+            session.rollback(torch.full_like(sizes, len(prompt)))
+            if turn:
+                taken[block].append(1e3 * seconds)
+    medians = {block: float(np.median(each)) for block, each in taken.items()}
+    return Costs(draft_ms=medians.pop(0), target_ms=medians)
+
+
+def measured_speedup(
+    decoder: Decoder, requests: Sequence[DecodeRequest], *, repeats: int, minimum: float, seed: int, clock: Clock
+) -> Timings:
     """Decode each request both ways, in turn; go on, up to `_MOST_EXTENSIONS` times, while the interval holds `minimum`."""
     pairs: list[tuple[float, float]] = []
-    _timed(decoder, requests[0], alone_first=True)  # warm-up
+    _timed(decoder, requests[0], alone_first=True, clock=clock)  # warm-up
     for _ in range(_MOST_EXTENSIONS):
-        for repeat in range(repeats):
-            request = requests[(len(pairs) + repeat) % len(requests)]
-            pairs.append(_timed(decoder, request, alone_first=repeat % 2 == 0))
-        timings = Timings(*map(tuple, zip(*pairs, strict=True)))
-        interval = timings.speedup(0)
-        if not interval.low <= minimum <= interval.high:
+        for _ in range(max(2, repeats)):
+            sweep, place = divmod(len(pairs), len(requests))
+            alone_first = (sweep + place) % 2 == 0  # so that a second sweep takes every request the other way round
+            pairs.append(_timed(decoder, requests[place], alone_first=alone_first, clock=clock))
+        timings = Timings(tuple(alone for alone, _ in pairs), tuple(together for _, together in pairs))
+        if verdict_of(timings.speedup(seed), minimum) is not Verdict.INCONCLUSIVE:
             break
     return timings
 
 
-def _timed(decoder: Decoder, request: DecodeRequest, *, alone_first: bool) -> tuple[float, float]:
+def _timed(decoder: Decoder, request: DecodeRequest, *, alone_first: bool, clock: Clock) -> tuple[float, float]:
     """Seconds a token, alone and speculative."""
     taken = {}
     for algorithm in (autoregressive, speculative) if alone_first else (speculative, autoregressive):
@@ -128,41 +147,10 @@ def _timed(decoder: Decoder, request: DecodeRequest, *, alone_first: bool) -> tu
         seconds = _seconds(
             decoder.target.device,
             lambda run=algorithm, into=traces: into.extend(run(decoder, [Row(request, 0)])),  # type: ignore[misc]  # the lambda has defaults
+            clock,
         )
-        taken[algorithm.__name__] = seconds / max(1, len(traces[0].token_ids))
-    return taken["autoregressive"], taken["speculative"]
-
-
-def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
-    if subject.decoder is None or subject.draft is None or not len(scored["posterior"]):
-        return CheckResult(
-            id="cost",
-            claim=cost.claim,
-            verdict=Verdict.NOT_RUN,
-            summary="needs the reference decoder and a draft model to time",
-            reproduce=reproduce(subject, plan, "cost"),
-        )
-    prompts = sorted(subject.prompts, key=lambda prompt: len(prompt.token_ids))
-    middle = prompts[len(prompts) // 2]
-    costs = measured_costs(
-        subject.target,
-        subject.draft,
-        middle.token_ids,
-        num_drafts=plan.num_speculative_tokens,
-        repeats=plan.cost_repeats,
-    )
-    # everything is decoded to the same length: a text that ends early would time the prefill
-    params = replace(sampling(subject, plan), max_new_tokens=_TIMED_TOKENS, eos_token_ids=())
-    requests = asked("cost", plan, spread(tuple(prompts[: 3 * len(prompts) // 4 + 1]), plan.cost_repeats), params)
-    timings = measured_speedup(subject.decoder, requests, repeats=plan.cost_repeats, minimum=plan.minimum_speedup)
-    best, predictions = best_num_speculative_tokens(
-        np.clip(scored["posterior"], 0, 1),
-        boundaries(scored),
-        draft_cost=costs.cost_ratio,
-        verify_cost=costs.verification_ratio,
-        most=_MOST_SPECULATIVE_TOKENS,
-    )
-    return _judged(subject, plan, costs, timings, best, predictions)
+        taken[algorithm] = seconds / max(1, len(traces[0].token_ids))
+    return taken[autoregressive], taken[speculative]
 
 
 def verdict_of(interval: Interval, minimum: float) -> Verdict:
@@ -172,97 +160,203 @@ def verdict_of(interval: Interval, minimum: float) -> Verdict:
     return Verdict.FAIL if interval.high < minimum else Verdict.INCONCLUSIVE
 
 
-def _judged(
-    subject: Subject,
-    plan: Plan,
-    costs: Costs,
-    timings: Timings,
-    best: SpeedPrediction,
-    predictions: tuple[SpeedPrediction, ...],
-) -> CheckResult:
-    interval = timings.speedup(plan.seed)
-    verdict = verdict_of(interval, plan.minimum_speedup)
-    at_plan = next((p for p in predictions if p.num_speculative_tokens == plan.num_speculative_tokens), best)
-    summary = (
-        f"measured speed-up {interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}] with "
-        f"{plan.num_speculative_tokens} drafts (wanted above {plan.minimum_speedup:.2f}x); predicted {at_plan.speedup:.2f}x"
+@dataclass(frozen=True)
+class _Measured:
+    """Everything that was timed, and what follows from it."""
+
+    costs: Costs
+    timings: Timings
+    interval: Interval
+    """Of the measured speed-up: it alone decides."""
+    best: SpeedPrediction
+    predictions: tuple[SpeedPrediction, ...]
+    """From single passes and the exact programme, for 0 (the target alone), 1, 2, ... speculative tokens."""
+    predicted: dict[int, Interval]
+    """Of the predicted speed-ups, by number: the spread of tokens a step over the prompts, at the median costs."""
+    plan: Plan
+
+    @property
+    def verdict(self) -> Verdict:
+        """A prediction decides nothing."""
+        return verdict_of(self.interval, self.plan.minimum_speedup)
+
+
+def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces, *, clock: Clock = time.perf_counter) -> CheckResult:
+    if subject.decoder is None or subject.draft is None or not len(scored["posterior"]):
+        return _not_run(subject, plan, "needs the reference decoder and a draft model to time")
+    prompts = _fitting(subject, plan)
+    if not prompts:
+        return _not_run(subject, plan, f"no prompt leaves room for {_TIMED_TOKENS} tokens in target and draft")
+    most = max(MOST_SPECULATIVE_TOKENS, plan.num_speculative_tokens)
+    middle, repeats = prompts[len(prompts) // 2].token_ids, max(2, plan.cost_repeats)
+    costs = measured_costs(subject.target, subject.draft, middle, most=most + 1, repeats=repeats, clock=clock)
+    endless = replace(sampling(subject, plan), eos_token_ids=(), stop_token_ids=(), stop_strings=())
+    requests = asked("cost", plan, spread(prompts, repeats), replace(endless, max_new_tokens=_TIMED_TOKENS))
+    timings = measured_speedup(
+        subject.decoder, requests, repeats=repeats, minimum=plan.minimum_speedup, seed=plan.seed, clock=clock
     )
-    findings: tuple[Finding, ...] = ()
-    if verdict is Verdict.FAIL:
-        findings = (Finding(text=f"speculation is slower than wanted: {_advice(best)}"),)
+    best, predictions = best_num_speculative_tokens(
+        np.clip(scored["posterior"], 0, 1),
+        boundaries(scored),
+        draft_cost=costs.cost_ratio,
+        verify_cost=costs.verification_ratio,
+        most=most,
+    )
+    predicted = {each.num_speculative_tokens: _predicted(scored, each, plan) for each in predictions[1:]}
+    return _result(subject, _Measured(costs, timings, timings.speedup(plan.seed), best, predictions, predicted, plan))
+
+
+def _predicted(scored: ScoredTraces, prediction: SpeedPrediction, plan: Plan) -> Interval:
+    tokens = tokens_per_step_interval(scored, prediction.num_speculative_tokens, seed=plan.seed)
+    scale = prediction.speedup / prediction.tokens_per_step
+    return Interval(prediction.speedup, scale * tokens.low, scale * tokens.high, tokens.confidence)
+
+
+def _fitting(subject: Subject, plan: Plan) -> tuple[EncodedPrompt, ...]:
+    """The shorter three quarters of the prompts that leave room in both models, shortest first."""
+    room = max(_TIMED_TOKENS, MOST_SPECULATIVE_TOKENS + 1, plan.num_speculative_tokens + 1)
+    longest = min(subject.target.max_length, subject.draft.max_length if subject.draft is not None else 0) - room
+    prompts = sorted(subject.prompts, key=lambda prompt: len(prompt.token_ids))
+    return tuple(prompt for prompt in prompts[: 3 * len(prompts) // 4 + 1] if len(prompt.token_ids) <= longest)
+
+
+def _not_run(subject: Subject, plan: Plan, reason: str) -> CheckResult:
     return CheckResult(
         id="cost",
         claim=cost.claim,
-        verdict=verdict,
+        verdict=Verdict.NOT_RUN,
+        summary=reason,
+        reproduce=reproduce(subject, plan, "cost"),
+    )
+
+
+def _result(subject: Subject, measured: _Measured) -> CheckResult:
+    interval, plan = measured.interval, measured.plan
+    expected = measured.predicted[plan.num_speculative_tokens]
+    summary = (
+        f"measured speed-up {interval.estimate:.2f}x [{interval.low:.2f}, {interval.high:.2f}] over the target alone with "
+        f"{plan.num_speculative_tokens} speculative tokens (wanted above {plan.minimum_speedup:.2f}x); predicted from "
+        f"single passes {expected.estimate:.2f}x [{expected.low:.2f}, {expected.high:.2f}]"
+    )
+    return CheckResult(
+        id="cost",
+        claim=cost.claim,
+        verdict=measured.verdict,
         summary=summary,
-        findings=findings,
-        measurements=_measurements(subject, plan, costs, timings, interval, best, at_plan),
-        num_samples=len(timings.alone_s),
+        findings=_findings(measured),
+        measurements=_figures(measured) | _memory(subject),
+        num_samples=len(measured.timings.alone_s),
         sample_unit="interleaved pairs",
         smallest_detectable=(interval.high - interval.low) / 2,
         effect_unit="speed-up (half width)",
-        advice=_advice(best),
+        advice=_advice(measured),
         reproduce=reproduce(subject, plan, "cost"),
-        plots=(_speedup_plot(plan, predictions, interval), _pass_plot(costs)),
+        plots=(_speedup_plot(measured), _pass_plot(measured.costs)),
     )
 
 
-def _advice(best: SpeedPrediction) -> str:
-    if best.num_speculative_tokens == 0:
-        return "speculation is a loss with this draft at every number of tokens: take a smaller or a better draft"
-    return (
-        f"the best prediction is {best.speedup:.2f}x with {best.num_speculative_tokens} speculative tokens; "
-        "measure again on a quieter machine, or with --budget deep, if this is close"
+def _findings(measured: _Measured) -> tuple[Finding, ...]:
+    best, plan, predicted = measured.best, measured.plan, measured.predicted
+    if measured.verdict is Verdict.FAIL:
+        text = (
+            "correct or not, this pair is refused a rollout on cost: speculation runs at "
+            f"{measured.interval.estimate:.2f}x of the target alone, below {plan.minimum_speedup:.2f}x; {_advice(measured)}"
+        )
+        return (Finding(text=text),)
+    now = predicted[plan.num_speculative_tokens]
+    if best.num_speculative_tokens == 0 or predicted[best.num_speculative_tokens].low <= now.high:
+        return ()
+    text = (
+        f"{best.num_speculative_tokens} speculative tokens are predicted to be faster: {best.speedup:.2f}x, against "
+        f"{now.estimate:.2f}x with {plan.num_speculative_tokens}"
     )
+    return (Finding(text=text, severity=Verdict.PASS),)
 
 
-def _measurements(
-    subject: Subject,
-    plan: Plan,
-    costs: Costs,
-    timings: Timings,
-    interval: Interval,
-    best: SpeedPrediction,
-    at_plan: SpeedPrediction,
-) -> dict[str, float | int | str]:
-    pair = subject.pair
-    memory = {
-        f"{role}_memory_bytes": loaded.model.memory_bytes
-        for role, loaded in (("target", pair.target), ("draft", pair.draft))
-        if loaded is not None
-    } if pair is not None else {}  # fmt: skip
+def _advice(measured: _Measured) -> str:
+    best, plan, verdict = measured.best, measured.plan, measured.verdict
+    number = best.num_speculative_tokens
+    if number == 0:
+        loss = "speculation is a loss with this draft at every number of speculative tokens: take a smaller or a better draft"
+        return "" if verdict is Verdict.PASS else loss
+    named = f"the best prediction is {best.speedup:.2f}x, with {number} speculative tokens"
+    if verdict is Verdict.PASS:
+        return named
+    if number != plan.num_speculative_tokens and best.speedup > plan.minimum_speedup:
+        named += f", so try --num-speculative-tokens {number}"
+    elif verdict is Verdict.FAIL:
+        named += ": take a smaller or a better draft"
+    again = "; measure again on a quieter machine, or with more cost_repeats (--budget deep)"
+    return named if verdict is Verdict.FAIL else named + again
+
+
+def _figures(measured: _Measured) -> dict[str, float | int | str]:
+    """Named figures of the clock, and of the prediction."""
+    costs, timings, drafts = measured.costs, measured.timings, measured.plan.num_speculative_tokens
+    prediction, predicted = measured.predictions[drafts], measured.predicted[drafts]
     return {
-        "measured_speedup": interval.estimate,
-        "measured_speedup_low": interval.low,
-        "measured_speedup_high": interval.high,
-        "predicted_speedup": at_plan.speedup,
-        "best_num_speculative_tokens": best.num_speculative_tokens,
-        "best_predicted_speedup": best.speedup,
-        "tokens_per_step": at_plan.tokens_per_step,
-        "target_calls_per_token": 1 / at_plan.tokens_per_step,
+        "measured_speedup": measured.interval.estimate,
+        "measured_speedup_low": measured.interval.low,
+        "measured_speedup_high": measured.interval.high,
+        "predicted_speedup": predicted.estimate,
+        "predicted_speedup_low": predicted.low,
+        "predicted_speedup_high": predicted.high,
+        "best_num_speculative_tokens": measured.best.num_speculative_tokens,
+        "best_predicted_speedup": measured.best.speedup,
+        "tokens_per_step": prediction.tokens_per_step,
+        "target_calls_per_token": 1 / prediction.tokens_per_step,
         "target_pass_ms": costs.target_ms[1],
-        "target_verification_pass_ms": costs.target_ms[plan.num_speculative_tokens + 1],
+        "target_pass_g_plus_1_ms": costs.target_ms[drafts + 1],
         "draft_pass_ms": costs.draft_ms,
         "cost_ratio": costs.cost_ratio,
-        "verification_ratio": costs.verification_ratio(plan.num_speculative_tokens),
+        "verification_ratio": costs.verification_ratio(drafts),
         "alone_tokens_per_s": len(timings.alone_s) / sum(timings.alone_s),
         "speculative_tokens_per_s": len(timings.speculative_s) / sum(timings.speculative_s),
-        **memory,
-        "peak_memory_bytes": _peak_memory_bytes(subject.target.device),
         "raw_alone_ms_per_token": ", ".join(f"{1e3 * each:.2f}" for each in timings.alone_s),
         "raw_speculative_ms_per_token": ", ".join(f"{1e3 * each:.2f}" for each in timings.speculative_s),
     }
 
 
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Of the device where there is one, otherwise of the process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def _memory(subject: Subject) -> dict[str, float | int | str]:
+    """Weights and KV cache of each model, and the peak so far: of the device, or else of the process."""
+    figures: dict[str, float | int | str] = {}
+    loaded = (subject.pair.target, subject.pair.draft) if subject.pair is not None else ()
+    for role, each in zip(("target", "draft"), loaded, strict=False):
+        if each is not None:
+            figures[f"{role}_memory_bytes"] = each.model.memory_bytes
+            figures |= {f"{role}_kv_cache_per_token_bytes": size for size in (_kv_bytes_per_token(each),) if size}
+    if subject.target.device.type == "cuda":
+        figures["peak_memory_bytes"] = torch.cuda.max_memory_allocated(subject.target.device)
+    elif sys.platform != "win32":
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        figures["peak_memory_bytes"] = kilobytes * (1 if sys.platform == "darwin" else 1024)
+    return figures
 
 
-def _speedup_plot(plan: Plan, predictions: tuple[SpeedPrediction, ...], interval: Interval) -> Plot:
-    numbers = tuple(float(prediction.num_speculative_tokens) for prediction in predictions)
+def _kv_bytes_per_token(loaded: LoadedModel) -> int:
+    """Keys and values of one token in every layer; 0 where the configuration doesn't say."""
+    config = loaded.config.get_text_config(decoder=True)
+    heads, width, layers = (
+        getattr(config, name, None) or 0 for name in ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    )
+    of_keys = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or width // max(1, heads)
+    return int(2 * layers * of_keys * size * loaded.model.dtype.itemsize)
+
+
+def _speedup_plot(measured: _Measured) -> Plot:
+    numbers = tuple(map(float, measured.predicted))
+
+    def series(label: str, intervals: dict[int, Interval]) -> Series:
+        each = intervals.values()
+        return Series(
+            label=label,
+            x=tuple(map(float, intervals)),
+            y=tuple(one.estimate for one in each),
+            low=tuple(one.low for one in each),
+            high=tuple(one.high for one in each),
+        )
+
     return Plot(
         id="cost/speedup",
         title="Speed-up against number of speculative tokens",
@@ -270,17 +364,11 @@ def _speedup_plot(plan: Plan, predictions: tuple[SpeedPrediction, ...], interval
         y_label="speed-up over the target alone",
         kind=PlotKind.LINE,
         series=(
-            Series(label="predicted", x=numbers, y=tuple(prediction.speedup for prediction in predictions)),
-            Series(
-                label="measured",
-                x=(float(plan.num_speculative_tokens),),
-                y=(interval.estimate,),
-                low=(interval.low,),
-                high=(interval.high,),
-            ),
-            Series(label="no gain", x=(numbers[0], numbers[-1]), y=(1.0, 1.0), dashed=True),
+            series("predicted from single passes", measured.predicted),
+            series("measured", {measured.plan.num_speculative_tokens: measured.interval}),
+            Series(label="wanted", x=(numbers[0], numbers[-1]), y=(measured.plan.minimum_speedup,) * 2, dashed=True),
         ),
-        caption="Below the dashed line speculation costs more time than it saves.",
+        caption="Below the dashed line speculation does not pay.",
     )
 
 
@@ -288,13 +376,13 @@ def _pass_plot(costs: Costs) -> Plot:
     blocks = tuple(float(block) for block in costs.target_ms)
     return Plot(
         id="cost/passes",
-        title="Time of one pass of the target",
+        title="Time of one pass, over that of one token of the target",
         x_label="tokens in the block",
-        y_label="milliseconds",
+        y_label="T(k) / T(1)",
         kind=PlotKind.LINE,
         series=(
-            Series(label="target", x=blocks, y=tuple(costs.target_ms.values())),
-            Series(label="draft, one token", x=(blocks[0], blocks[-1]), y=(costs.draft_ms,) * 2, dashed=True),
+            Series(label="target", x=blocks, y=tuple(ms / costs.target_ms[1] for ms in costs.target_ms.values())),
+            Series(label="draft, one token", x=(blocks[0], blocks[-1]), y=(costs.cost_ratio,) * 2, dashed=True),
         ),
         caption="The flatter the line, the cheaper it is to verify drafts.",
     )
