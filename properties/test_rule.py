@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from specverify.choices import Stream
 from specverify.choices.enumerate import Enumerate, every_path
 from specverify.choices.scripted import Scripted
-from specverify.decoding import RULES, Decoder
+from specverify.decoding import Decoder
 from specverify.drafting import NoDraft
 from specverify.faults import find_fault
 from specverify.models.table import random_table
 from specverify.verification import Proposal, Rule
+from specverify.verification.rules import RULES
 
 SEEDS = st.integers(0, 2**20)
 
@@ -57,13 +58,13 @@ def accepted_share(rule: Rule, seed: int) -> tuple[float, float]:
 @given(seed=SEEDS, uniform=st.sampled_from([0.0, 0.3, 0.5, 1 - 2**-53]))
 def test_impossible_tokens_are_never_emitted(name: str, seed: int, uniform: float) -> None:
     """At u = 0 and at the largest uniform, too."""
-    emits_only_the_possible(RULES[name], seed, uniform)
+    emits_only_the_possible(RULES[name].rule, seed, uniform)
 
 
 @given(seed=SEEDS)
 def test_acceptance_is_the_overlap(seed: int) -> None:
     """Chain rejection accepts with probability Σ min(p, q), exactly."""
-    actual, expected = accepted_share(RULES["chain"], seed)
+    actual, expected = accepted_share(RULES["chain"].rule, seed)
     assert actual == pytest.approx(expected, abs=1e-12)
 
 

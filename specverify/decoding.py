@@ -18,7 +18,7 @@ from specverify.drafting import Drafter, open_shared
 from specverify.records import DecodeStep, DecodeTrace, FinishReason
 from specverify.sampling import probabilities
 from specverify.verification import Proposal, Rule, Verification
-from specverify.verification.chain import chain_rejection, greedy, sample_and_match
+from specverify.verification.chain import chain_rejection
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
     from specverify.models import LanguageModel, Session
 
-__all__ = ["RULES", "Decoder", "Law", "Stop", "autoregressive", "first_stop", "speculative"]
-
-RULES: dict[str, Rule] = {"chain": chain_rejection, "match": sample_and_match, "greedy": greedy}
-"""The rules that `--rule` names."""
+__all__ = ["Decoder", "Law", "Stop", "autoregressive", "first_stop", "speculative"]
 
 Law = Callable[..., "Float[Tensor, 'batch n vocab']"]
 """`sampling.probabilities`, or a faulty one."""

@@ -12,13 +12,14 @@ from specverify.checks.check import spread
 from specverify.checks.compatibility import compare_ids, eos_ids, token_strings
 from specverify.cli.invocation import require_known
 from specverify.codec import read_prompts
-from specverify.decoding import RULES, Decoder
+from specverify.decoding import Decoder
 from specverify.drafting import DraftModel, PromptLookup
 from specverify.engines.reference import ReferenceEngine
 from specverify.errors import PairError, PromptError
 from specverify.faults import find_fault
 from specverify.models.loading import load_pair
 from specverify.subject import EncodedPrompt, Subject
+from specverify.verification.rules import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +95,7 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
         drafter=PromptLookup(target.vocab_size)
         if pair.draft is None
         else DraftModel(pair.draft.model, vocab_size=target.vocab_size),
-        rule=RULES[invocation.rule],
+        rule=RULES[invocation.rule].rule,
         num_speculative_tokens=plan.num_speculative_tokens,
         detokenize=detokenize,
     )

@@ -19,14 +19,21 @@ __all__ = ["Proposal", "Rule", "Verification", "leading", "row_at"]
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted ids, and the law that each was really drawn from.
+    """Drafted ids, and the law that each was really drawn from: a chain, or a tree.
 
     Right-padded: row b proposes its first `num_draft_tokens[b]` ids, which may be 0. `draft_probs` past that are zero.
+
+    In a tree the ids are its nodes, each after its parent, siblings in the order in which they are tried. Siblings have
+    the same `draft_probs`: the law after their parent, before any sibling was drawn (a rule that knows them to be drawn
+    without replacement removes the earlier ones itself). `target_probs` of a rule has row 0 after the context and row
+    i + 1 after node i, for a chain and a tree alike.
     """
 
     token_ids: Int[Tensor, "batch k"]
     num_draft_tokens: Int[Tensor, " batch"]
     draft_probs: Float[Tensor, "batch k vocab"]
+    parents: Int[Tensor, "batch k"] | None = None
+    """The place of each node's parent, -1 for a child of the context; None for a chain."""
 
     @property
     def drafted(self) -> Bool[Tensor, "batch k"]:
@@ -52,6 +59,8 @@ class Verification:
     num_accepted_tokens: Int[Tensor, " batch"]
     next_token_ids: Int[Tensor, " batch"]
     """The residual token after a rejection, the bonus token after none."""
+    accepted_nodes: Int[Tensor, "batch depth"] | None = None
+    """Places of the accepted nodes of a tree in their order, -1 past `num_accepted_tokens`; None: the first of a chain."""
 
 
 Rule = Callable[[Proposal, "Float[Tensor, 'batch k_plus_1 vocab']", Choices], Verification]

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from specverify.context import Row
-from specverify.decoding import RULES, Decoder, autoregressive, speculative
+from specverify.decoding import Decoder, autoregressive, speculative
 from specverify.drafting import DraftModel, PromptLookup, ScriptedDrafts
 from specverify.models.table import random_table
 from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams, count
 from specverify.verification.chain import greedy, sample_and_match
+from specverify.verification.rules import RULES
 
 VOCAB_SIZE = 4
 TARGET = random_table(VOCAB_SIZE, 9, seed=0)
@@ -80,7 +81,7 @@ def test_a_stop_at_every_offset_ends_the_text(rule: str, correct: int, at: int, 
         "stop": {"stop_token_ids": (text[at],)},
         "string": {"stop_strings": ("".join("abcd"[token] for token in text[max(0, at - 1) : at + 1]),)},
     }
-    decoder = replace(DECODER, rule=RULES[rule], drafter=guessing(text, 2, correct))
+    decoder = replace(DECODER, rule=RULES[rule].rule, drafter=guessing(text, 2, correct))
     asked = replace(request(VARIED), params=replace(GREEDY, **stops[kind]))
     for speculation in (True, False):
         [trace] = decode(decoder, asked, speculation=speculation)
@@ -119,7 +120,7 @@ def test_drafts_dropped_after_a_stop_are_not_accepted_tokens() -> None:
 def test_the_limit_is_reached_and_never_passed(rule: str, limit: int) -> None:
     """With drafts, without, and where a whole block would pass it; the last token needs no draft."""
     for drafter in (DraftModel(TARGET, VOCAB_SIZE), DraftModel(DRAFT, VOCAB_SIZE), PromptLookup(VOCAB_SIZE)):
-        [trace] = decode(replace(DECODER, rule=RULES[rule], drafter=drafter), request(max_new_tokens=limit))
+        [trace] = decode(replace(DECODER, rule=RULES[rule].rule, drafter=drafter), request(max_new_tokens=limit))
         assert len(trace.token_ids) == limit
         assert trace.finish is FinishReason.LENGTH
         before = 0
@@ -145,7 +146,7 @@ def mixed() -> list[DecodeRequest]:
 @pytest.mark.parametrize("speculation", [True, False])
 def test_a_ragged_batch_is_its_rows_alone(rule: str, speculation: bool) -> None:
     """Tokens, reason and steps of every row are those that it has by itself, in any order of the batch."""
-    decoder = replace(DECODER, rule=RULES[rule])
+    decoder = replace(DECODER, rule=RULES[rule].rule)
     together = decode(decoder, *mixed(), speculation=speculation)
     alone = [trace for one in mixed() for trace in decode(decoder, one, speculation=speculation)]
     assert together == alone
@@ -171,7 +172,7 @@ def test_sample_and_match_says_what_the_target_alone_says(drafter: DraftModel | 
 def test_greedy_requests_say_what_the_target_alone_says(rule: str) -> None:
     """At temperature 0 every rule is exact, and the text is the literal argmax of the table."""
     requests = [replace(request((a, b)), params=GREEDY) for a in range(4) for b in range(4)]
-    on = decode(replace(DECODER, rule=RULES[rule]), *requests)
+    on = decode(replace(DECODER, rule=RULES[rule].rule), *requests)
     for one, trace in zip(requests, on, strict=True):
         assert list(trace.token_ids) == greedy_text(one.prompt_ids, 7)
 
