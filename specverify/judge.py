@@ -74,8 +74,8 @@ def _sentence(test: StatisticalTest) -> str:
     return f"{test.name}: p = {test.p_value:.1e} (fails below {test.allowed:.1e})"
 
 
-def headline(results: Sequence[CheckResult], *, fault: str) -> str:
-    """May it go out, and if not, why: one sentence."""
+def headline(results: Sequence[CheckResult], *, fault: str, whole: bool) -> str:
+    """May it go out, and if not, why: one sentence. Without the `whole` list of checks nothing may."""
     verdict = worst(result.verdict for result in results)
     failed = [result.id for result in results if result.verdict is Verdict.FAIL]
     thin = [result.id for result in results if result.verdict is Verdict.INCONCLUSIVE]
@@ -83,9 +83,8 @@ def headline(results: Sequence[CheckResult], *, fault: str) -> str:
     if verdict is Verdict.FAIL and fault:
         return f"{planted}caught by {', '.join(failed)}."
     if verdict is Verdict.FAIL and set(failed) <= _COST_ONLY:
-        return (
-            "Refused a rollout on cost: no check of correctness failed, but speculation does not pay with this draft."
-        )
+        correct = "no check of correctness failed" if whole else "correctness was not checked in full"
+        return f"Refused a rollout on cost: {correct}, but speculation does not pay with this draft."
     if verdict is Verdict.FAIL:
         return f"Do not roll this out: {', '.join(failed)} failed."
     if verdict is Verdict.INCONCLUSIVE:
@@ -94,6 +93,6 @@ def headline(results: Sequence[CheckResult], *, fault: str) -> str:
         return "Nothing was checked."
     if fault:
         return f"{planted}NOT caught by the checks that ran ({', '.join(result.id for result in results)})."
-    if not any(result.id == "cost" for result in results):
-        return f"No difference from the target alone was found by {', '.join(result.id for result in results)}; not a full run."
+    if not whole:
+        return f"No difference was found by {', '.join(result.id for result in results)}; only a run of all checks can let the pair out."
     return "This pair may go out: no check found a difference from the target alone, and speculation pays."

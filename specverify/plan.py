@@ -46,8 +46,8 @@ class Plan:
     first_token_prompts: int = 4
     parameter_tokens: int = 960
     """Tokens scored in each cell of the parameter grid."""
-    greedy_prompts: int = 16
-    cost_repeats: int = 12
+    greedy_prompts: int = 12
+    cost_repeats: int = 10
     """Interleaved pairs of timed decodes."""
     false_fail_rate: float = 1e-6
     """How often a healthy pair may be failed by chance, per run in all."""
@@ -65,7 +65,7 @@ class Plan:
 
 BUDGETS: dict[str, dict[str, int | float]] = {
     "quick": {
-        "lossless_tokens": 5_000, "first_token_samples": 400, "parameter_tokens": 400, "greedy_prompts": 12,
+        "lossless_tokens": 5_000, "first_token_samples": 400, "parameter_tokens": 400, "greedy_prompts": 8,
         "cost_repeats": 6, "largest_undetected_tv": 0.1,
     },
     "standard": {},

@@ -93,30 +93,30 @@ def _certified(
 ) -> Certificate:
     from specverify.certify import certify as certified
     from specverify.certify import chosen
-    from specverify.cli.output import render, require_writable, write_all
+    from specverify.cli.output import render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
     chosen(plan)
     require_names(invocation)
-    require_writable(folder)
-    watch.stage("loading", 1)
-    subject = make_subject(invocation, sources, plan)
-    key = run_key(subject, plan, fault=invocation.fault)
-    store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
-    watch.advance()
-    certificate = certified(
-        subject,
-        plan,
-        watch=watch,
-        store=store,
-        fault=invocation.fault,
-        trust_remote_code=invocation.trust_remote_code,
-    )
-    certificate = _named(certificate, sources) if invocation.target is None else certificate
-    write_all(folder, render(certificate))
-    store.remove()
-    return certificate
+    with reserved(folder):
+        watch.stage("loading", 1)
+        subject = make_subject(invocation, sources, plan)
+        key = run_key(subject, plan, fault=invocation.fault)
+        store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
+        watch.advance()
+        certificate = certified(
+            subject,
+            plan,
+            watch=watch,
+            store=store,
+            fault=invocation.fault,
+            trust_remote_code=invocation.trust_remote_code,
+        )
+        certificate = _named(certificate, sources) if invocation.target is None else certificate
+        write_all(folder, render(certificate))
+        store.remove()
+        return certificate
 
 
 def _named(certificate: Certificate, sources: Sources) -> Certificate:

@@ -123,7 +123,7 @@ def load_model(
         msg = f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}"
         raise UsageError(msg)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        msg = "a device map needs the package accelerate; install it, or load the model on one device"
+        msg = "a device map needs the package accelerate (the extra device-map); install it, or load on one device"
         raise UsageError(msg)
     folder = _local_folder(source)
     if folder is not None:
