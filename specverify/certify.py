@@ -155,7 +155,13 @@ class Transcripts:
             if isinstance(asked, Unscored):
                 self._scored[key] = ScoredTraces(tuple(traces))
             else:
-                self._scored[key] = score(traces, target=subject.target, draft=subject.draft, workers=subject.workers)
+                self._scored[key] = score(
+                    traces,
+                    target=subject.target,
+                    draft=subject.draft,
+                    stages=subject.rule == "chain",
+                    workers=subject.workers,
+                )
         return self._scored[key]
 
 
@@ -167,8 +173,12 @@ def run_check(
     transcripts = Transcripts(subject) if transcripts is None else transcripts
     started = time.perf_counter()
     try:
-        rounds = list(check.rounds(subject, plan))
-        watch.stage(check.id, check.wanted_tokens(plan) if check.wanted_tokens else len(rounds))
+        if check.wanted_tokens:  # rounds are made as they are asked: a suspicion may want ten times as many
+            rounds = check.rounds(subject, plan)
+            watch.stage(check.id, check.wanted_tokens(plan))
+        else:
+            rounds = list(check.rounds(subject, plan))
+            watch.stage(check.id, len(rounds))
         scored = ScoredTraces()
         for asked in rounds:
             known = len(scored)

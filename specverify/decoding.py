@@ -150,5 +150,8 @@ def _steps(
     proposal: Proposal, verification: Verification, cuts: list[tuple[int, FinishReason | None]]
 ) -> list[DecodeStep]:
     """What each row did in this step; drafts dropped after a stop don't count as accepted."""
-    counts = zip(proposal.num_draft_tokens.tolist(), verification.num_accepted_tokens.tolist(), cuts, strict=True)
-    return [DecodeStep(drafted, min(accepted, kept), kept) for drafted, accepted, (kept, _) in counts]
+    drafts = [
+        ids[:count] for ids, count in zip(proposal.token_ids.tolist(), proposal.num_draft_tokens.tolist(), strict=True)
+    ]
+    rows = zip(drafts, verification.num_accepted_tokens.tolist(), cuts, strict=True)
+    return [DecodeStep(len(ids), min(accepted, kept), kept, tuple(ids)) for ids, accepted, (kept, _) in rows]

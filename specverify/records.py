@@ -111,6 +111,8 @@ class DecodeStep:
     """Drafted tokens that were accepted and emitted; a token dropped after a stop is not counted."""
     num_emitted_tokens: int
     """Accepted tokens plus the residual or bonus token, unless a stop came before it."""
+    draft_token_ids: tuple[int, ...] = ()
+    """The drafts of a chain, where the engine shows them; those of a tree are not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

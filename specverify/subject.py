@@ -37,6 +37,8 @@ class Subject:
     """The reference decoder's parts, where it is what is under test: its rule can then be proved, its models timed."""
     pair: Pair | None = None
     """Tokenizers and configurations, where the models came from folders."""
+    rule: str = ""
+    """The rule that the engine says it follows; where it is `chain`, and steps show their drafts, each stage is tested."""
     workers: int = 1
     """Pieces of scoring done side by side; changes no result."""
     command: str = "specverify certify"

@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest
-from specverify.statistics.sequential import EProcess, histogram_bets, likelihood_ratio_bets, mix
+from specverify.stages import Role
+from specverify.statistics.interval import mixture_share_bound
+from specverify.statistics.sequential import EProcess, bernoulli_bets, histogram_bets, likelihood_ratio_bets, mix
 from specverify.statistics.uniformity import (
     chi_square_uniform,
+    kolmogorov_distance_bound,
     kolmogorov_smirnov,
     smallest_detectable_kolmogorov,
     smallest_detectable_uniform_tv,
 )
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
     from specverify.plan import Plan
     from specverify.scoring import ScoredTraces
 
-__all__ = ["ORDERS", "e_process", "e_process_test", "impossible_tokens", "pit_tests"]
+__all__ = ["ORDERS", "STAGES", "e_process", "e_process_test", "impossible_tokens", "pit_tests", "positive_statements"]
 
 ORDERS: dict[str, str] = {
     "pit_ratio": "draft/target ratio",
@@ -27,6 +32,17 @@ ORDERS: dict[str, str] = {
     "pit_id": "token id",
 }
 """Columns of PIT values, and the order of the vocabulary behind each; the first exists only where the draft is known."""
+
+STAGES: dict[str, str] = {
+    "pit_draft": "drafts not drawn from the reported draft law",
+    "pit_residual": "replacement of a rejected draft not drawn from [p - q]+ of its row",
+    "pit_residual_id": "replacement of a rejected draft drawn with noise that was used before",
+    "pit_bonus": "bonus token not drawn from the target's row",
+}
+"""PIT columns of the stages of chain rejection, and what is wrong where one is uneven."""
+
+_ROUNDING = 1e-6
+"""How far an acceptance probability may be off because the scorer runs the models in another batch shape."""
 
 
 def impossible_tokens(scored: ScoredTraces) -> tuple[Finding, ...]:
@@ -47,7 +63,31 @@ def e_process(scored: ScoredTraces) -> EProcess:
     """Bets on every known fault and on any unevenness of the PIT in each order, mixed evenly; valid at any time."""
     bets = {name: likelihood_ratio_bets(ratio) for name, ratio in scored.fault_ratios.items()}
     bets |= {f"uneven in the order of {ORDERS[order]}": histogram_bets(scored[order]) for order in _known(scored)}
-    return mix(bets)
+    return mix(bets | _stage_bets(scored))
+
+
+def _stage_bets(scored: ScoredTraces) -> dict[str, Float[np.ndarray, " n"]]:
+    """Bets on each stage of chain rejection; a path stands still at the tokens that its stage doesn't concern."""
+    bets = {}
+    for column, name in STAGES.items():
+        concerned = ~np.isnan(scored[column])
+        if concerned.any():
+            bets[name] = _spread_out(histogram_bets(scored[column][concerned]), concerned)
+    drafted = ~np.isnan(scored["accept_prob"])
+    if drafted.any():
+        accepted = scored["role"][drafted] == Role.ACCEPTED
+        prob = scored["accept_prob"][drafted]
+        # the scorer's own rounding must not turn a ratio of 1 into proof
+        above = bernoulli_bets(accepted, prob.clip(_ROUNDING, 1)).above
+        below = bernoulli_bets(accepted, prob.clip(0, 1 - _ROUNDING)).below
+        bets["drafts accepted more often than min(1, p/q)"] = _spread_out(above, drafted)
+        bets["drafts accepted less often than min(1, p/q)"] = _spread_out(below, drafted)
+    return bets
+
+
+def _spread_out(path: Float[np.ndarray, " some"], concerned: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    spread: Float[np.ndarray, " n"] = np.concatenate(([0.0], path))[np.cumsum(concerned)]
+    return spread
 
 
 def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
@@ -82,6 +122,23 @@ def pit_tests(scored: ScoredTraces, plan: Plan, *, name: str, chi_square: bool =
                 _test(f"{name} chi-square, order of {ORDERS[order]}", chi.statistic, chi.p_value, len(scored), tv)
             )
     return tuple(tests)
+
+
+def positive_statements(scored: ScoredTraces, plan: Plan) -> dict[str, float]:
+    """What the stream bounds, each but for a chance of the plan's false-fail rate. Neither bounds a single position.
+
+    `kolmogorov_distance_bound` (statement C): of the mean law of the PIT in the order of q/p from uniform; deviations
+    that cancel across positions are not excluded. `draft_leak_bound` (D): the share of tokens that may have come from
+    the draft's law instead of the target's.
+    """
+    if not len(scored["pit_ratio"]):
+        return {}
+    ks = kolmogorov_smirnov(scored["pit_ratio"])
+    leak = mixture_share_bound(
+        scored["preferred"], scored["preferred_prob"], 1 - scored["overlap"], false_pass_rate=plan.false_fail_rate
+    )
+    distance = kolmogorov_distance_bound(ks.statistic, ks.num_samples, false_pass_rate=plan.false_fail_rate)
+    return {"kolmogorov_distance_bound": distance, "draft_leak_bound": leak}
 
 
 def _test(

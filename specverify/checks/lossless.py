@@ -16,6 +16,7 @@ from specverify.checks.evidence import (
     e_process_test,
     impossible_tokens,
     pit_tests,
+    positive_statements,
     qq_plot,
 )
 from specverify.records import CheckResult, StatisticalTest, Verdict
@@ -34,14 +35,18 @@ if TYPE_CHECKING:
 
 __all__ = ["enough", "lossless", "lossless_rounds"]
 
+_SUSPICION = 3.0
+"""log10 of the e-value at which a stream that is not proved wrong goes on to `_EXTENSION` times the tokens by itself."""
+_EXTENSION = 10
 _MOST_E_PROCESSES = 32
 """No run has more; an e-process that passes the threshold of so many is decided, whatever the judge's share."""
 
 
-def lossless_rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
-    """Rounds over all prompts, a batch of samples each, more than the budget of tokens needs; `enough` ends them."""
+def lossless_rounds(subject: Subject, plan: Plan, *, times: int = 1) -> Iterable[Round]:
+    """Rounds over all prompts, a batch of samples each, more than `times` the budget of tokens needs; `enough` ends them."""
     samples = max(1, plan.batch_size // max(1, len(subject.prompts)))
-    for number in range(-(-plan.lossless_tokens // (samples * len(subject.prompts)))):  # a decode emits one or more
+    most = -(-times * plan.lossless_tokens // (samples * len(subject.prompts)))  # a decode emits one token or more
+    for number in range(most):
         yield asked(f"lossless/{number}", plan, subject.prompts, sampling(subject, plan), num_samples=samples)
 
 
@@ -58,7 +63,7 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
     params = replace(sampling(subject, plan), max_new_tokens=2)  # two, so that the first is drafted
     prompts = _first_token_prompts(subject, plan)
     yield Unscored(asked("first_token", plan, prompts, params, num_samples=plan.first_token_samples))
-    yield from lossless_rounds(subject, plan)
+    yield from lossless_rounds(subject, plan, times=_EXTENSION)
 
 
 def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -66,19 +71,34 @@ def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_
     return of_trace[scored["trace"].astype(np.int64)]
 
 
-def _stream(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
+def _stream(scored: ScoredTraces, plan: Plan, *, times: int = 1) -> ScoredTraces:
     """The tokens of the stream, cut at the number that was fixed before."""
     mask = _is_stream(scored)
-    return scored.where(mask & (np.cumsum(mask) <= plan.lossless_tokens))
+    return scored.where(mask & (np.cumsum(mask) <= times * plan.lossless_tokens))
+
+
+def _suspicious(log10_e: float) -> bool:
+    return log10_e >= _SUSPICION
+
+
+def _watched(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
+    """The tokens that the e-process has seen: the fixed number, and those after it where that left a suspicion."""
+    stream = _stream(scored, plan)
+    longer = _stream(scored, plan, times=_EXTENSION)
+    return longer if len(longer) > len(stream) and _suspicious(e_process(stream).log10_e) else stream
 
 
 def _decided(plan: Plan, scored: ScoredTraces) -> bool:
-    stream = _stream(scored, plan)
+    """Proof ends it at once; the fixed number ends it without suspicion, ten times that in any case."""
+    stream = _watched(scored, plan)
     if not len(stream):
         return False
-    if enough(plan, scored) or (stream["prob"] == 0).any():
+    if (stream["prob"] == 0).any():
         return True
-    return e_process(stream).log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)
+    log10_e = e_process(stream).log10_e
+    if log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES):
+        return True
+    return enough(plan, scored) and (not _suspicious(log10_e) or len(stream) >= _EXTENSION * plan.lossless_tokens)
 
 
 def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tuple[StatisticalTest, ...]:
@@ -120,13 +140,13 @@ def _law_after(
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
-    stream = _stream(scored, plan)
+    stream, watched = _stream(scored, plan), _watched(scored, plan)
     drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
     steps_known = any(trace.steps for trace in stream.traces)
     findings = impossible_tokens(scored)
     pit = pit_tests(stream, plan, name="stream") if len(stream) else ()
     tests = (
-        *((e_process_test(stream, name="stream"),) if len(stream) else ()),
+        *((e_process_test(watched, name="stream"),) if len(stream) else ()),
         *pit,
         *_first_token_tests(subject, plan, scored),
     )
@@ -140,8 +160,13 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         verdict = Verdict.INCONCLUSIVE
         reason = f"too few tokens: a TV distance below {detectable:.2g} would go unseen (wanted {plan.largest_undetected_tv:.2g})"
     log10_e = tests[0].log10_e if tests and tests[0].log10_e is not None else 0.0
+    if not reason and _suspicious(log10_e):
+        verdict = Verdict.INCONCLUSIVE
+        reason = (
+            f"suspect: evidence 10^{log10_e:.1f} to 1 against the target after {len(watched):,} tokens, proof from 10^6"
+        )
     summary = reason or (
-        f"{len(stream):,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
+        f"{len(watched):,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
         f"smallest p-value {min((test.p_value for test in tests if test.p_value is not None), default=1.0):.2g}"
     )
     return CheckResult(
@@ -151,15 +176,15 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         summary=summary,
         findings=findings,
         tests=tests,
-        measurements={"num_drafted_tokens": drafted, "log10_e": log10_e},
-        num_samples=len(stream),
+        measurements={"num_drafted_tokens": drafted, "log10_e": log10_e, **positive_statements(stream, plan)},
+        num_samples=len(watched),
         smallest_detectable=detectable,
         effect_unit="Kolmogorov or TV distance",
         advice=_ADVICE,
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(
             qq_plot(stream),
-            e_process_plot(stream, limit=e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)),
+            e_process_plot(watched, limit=e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)),
         )
         if len(stream)
         else (),

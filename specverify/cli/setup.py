@@ -70,6 +70,7 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
         eos_token_ids=eos_ids(pair.target),
         decoder=decoder,
         pair=pair,
+        rule=invocation.rule,
         workers=workers,
         command=invocation.command(),
     )

@@ -115,7 +115,12 @@ def subject(decoder: Decoder | None = None, engine: Engine | None = None, *, rou
         for number in range(16)
     )
     return Subject(
-        engine=engine or ReferenceEngine(decoder), target=target, draft=draft, prompts=prompts, decoder=decoder
+        engine=engine or ReferenceEngine(decoder),
+        target=target,
+        draft=draft,
+        prompts=prompts,
+        decoder=decoder,
+        rule="chain",
     )
 
 
@@ -124,7 +129,9 @@ def answered(check: Check, asked_of: Subject, plan: Plan) -> ScoredTraces:
     scored = ScoredTraces()
     for requests in check.rounds(asked_of, plan):
         traces = list(asked_of.engine.decode(requests))
-        scored = scored.merge(score(traces, target=asked_of.target, draft=asked_of.draft))
+        scored = scored.merge(
+            score(traces, target=asked_of.target, draft=asked_of.draft, stages=asked_of.rule == "chain")
+        )
     return scored
 
 
