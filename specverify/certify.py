@@ -18,6 +18,7 @@ import torch
 
 from specverify import __version__
 from specverify.checks.acceptance import acceptance
+from specverify.checks.boundary import boundary
 from specverify.checks.check import Unscored
 from specverify.checks.compatibility import compatibility
 from specverify.checks.cost import cost
@@ -46,6 +47,7 @@ __all__ = ["CHECKS", "Store", "certify", "environment", "run_check"]
 CHECKS: tuple[Check, ...] = (
     compatibility,
     exactness,
+    boundary,
     greedy,
     stopping,
     reproducibility,

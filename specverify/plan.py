@@ -44,6 +44,8 @@ class Plan:
     first_token_samples: int = 600
     """Samples of the first token, at each of `first_token_prompts` prompts."""
     first_token_prompts: int = 4
+    coupled_draws: int = 1_375
+    """Steps in which the rule runs beside a second implementation: none different bounds TV by ln(1e6)/n, here 0.01."""
     parameter_tokens: int = 960
     """Tokens scored in each cell of the parameter grid."""
     greedy_prompts: int = 12
@@ -70,7 +72,7 @@ BUDGETS: dict[str, dict[str, int | float]] = {
     },
     "standard": {},
     "deep": {
-        "lossless_tokens": 200_000, "first_token_samples": 10_000, "first_token_prompts": 8, "parameter_tokens": 20_000,
+        "coupled_draws": 138_149, "lossless_tokens": 200_000, "first_token_samples": 10_000, "first_token_prompts": 8, "parameter_tokens": 20_000,
         "greedy_prompts": 64, "cost_repeats": 40, "largest_undetected_tv": 0.02,
     },
 }  # fmt: skip
