@@ -129,7 +129,7 @@ def noise_shared_by_draft_and_residual(
 
 
 def leaning_to_draft(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """p tilted by exp(q / (p + q)): the balance score of the study as a bet; it sees any leak of the draft."""
+    """P tilted by exp(q / (p + q)): the balance score of the study as a bet; it sees any leak of the draft."""
     return _normalised(p * torch.where(p + q > 0, q / (p + q).clamp(min=torch.finfo(p.dtype).tiny), 0).exp())
 
 
