@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.exits import guarded
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
+app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
 
 
 @app.command()

@@ -75,3 +75,12 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
     os.close(writer)
     assert done.returncode == 141
     assert "Traceback" not in done.stderr
+
+
+def test_calibrate_counts_alarms_and_says_when_the_runs_are_too_few(run: Run) -> None:
+    """One real run of a small stream on the embedded pair."""
+    outcome = run("calibrate", "--runs", "1", "--tokens", "100", "--only", "lossless", "--json")
+    assert outcome.code == 3, outcome.err
+    assert outcome.json["verdict"] == "INCONCLUSIVE"
+    assert outcome.json["num_failed"] == 0
+    assert all(promise["num_runs"] >= 1 for promise in outcome.json["promises"])
