@@ -13,6 +13,7 @@ step to the next (a cache that is rolled back wrongly, a drafter that counts its
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -113,8 +114,14 @@ def _composed_laws(decoder: Decoder, requests: Sequence[DecodeRequest]) -> list[
 
 def _begun(request: DecodeRequest, emitted: tuple[int, ...]) -> DecodeRequest:
     """The request to go on with what has been said."""
-    params = replace(request.params, max_new_tokens=request.params.max_new_tokens - len(emitted))
+    params = _with_room(request.params, request.params.max_new_tokens - len(emitted))
     return replace(request, prompt_ids=request.prompt_ids + emitted, params=params)
+
+
+@lru_cache(maxsize=256)
+def _with_room(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
+    """One object for equal parameters: the loop compares those of every row, and what is the same is compared at once."""
+    return replace(params, max_new_tokens=max_new_tokens)
 
 
 def step_laws(decoder: Decoder, requests: Sequence[DecodeRequest]) -> list[dict[Block, float]]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Samples", "StepTable", "TabulatedPair", "sample", "sample_steps", "tabulate", "tabulate_rule"]
 
-_CHUNK_NUMBERS = 2**19
-"""Target probabilities at a time (4 MiB): fewer pay for the calls, more for fresh pages; measured at V=8 and V=64."""
+_CHUNK_NUMBERS = 2**18
+"""Target probabilities at a time (2 MiB): with fewer the calls cost most, with more every tensor is fresh pages."""
 _STEPS_CHUNK = 2**16
 """Sequences at a time where a step is one look-up."""
 
@@ -249,7 +249,9 @@ def _verified(
 
 def _samples(pair: TabulatedPair, chunks: list[Int[Tensor, "3 n"]]) -> Samples:
     nodes, accepted, steps = torch.cat(chunks, 1)
-    return Samples(nodes=nodes, token_ids=pair.texts()[nodes], num_accepted_tokens=accepted, num_steps=steps)
+    return Samples(
+        nodes=nodes, token_ids=pair.texts().index_select(0, nodes), num_accepted_tokens=accepted, num_steps=steps
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- the tabulated rule
