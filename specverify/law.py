@@ -145,9 +145,9 @@ def _every_trace(decoder: Decoder, requests: Sequence[DecodeRequest]) -> Iterato
     traces: dict[int, DecodeTrace] = {}
 
     def program(choices: Enumerate) -> Int[Tensor, " paths"]:
-        rows = [Row(requests[start], path) for path, start in enumerate(choices.start.tolist())]
+        rows = [Row(requests[start], path) for path, start in enumerate(choices.begun_at.tolist())]
         traces.update((trace.sample, trace) for trace in speculative(replace(decoder, choices=lambda _: choices), rows))
-        return choices.start
+        return choices.begun_at
 
     for starts, weights in every_path(program, starts=len(requests)):
         for path, (start, weight) in enumerate(zip(starts.tolist(), weights.tolist(), strict=True)):

@@ -313,7 +313,7 @@ def _step_laws(
     ids, paths, drawn = ids[possible], torch.stack(path, 1)[possible], drawn[possible]
 
     def program(choices: Enumerate) -> Int[Tensor, "paths 3"]:
-        start = choices.start
+        start = choices.begun_at
         step = _verified(pair, rule, choices, paths[start], ids[start])
         return torch.stack((paths[start, 0] - nodes[0], (step.after << 8) + step.num_accepted_tokens, start), 1)
 

@@ -8,7 +8,7 @@ once, and there are at most as many rounds as a path has questions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,28 +30,42 @@ _OPEN = -1
 
 
 @dataclass
+class _Paths:
+    """What the rows of a round have in common, whichever of them still run."""
+
+    weight: Float[Tensor, " paths"]
+    taken: Int[Tensor, "paths depth"]
+    """The outcomes so far, and after them those that are still to be replayed."""
+    num_taken: Int[Tensor, " paths"]
+    branches: list[tuple[Int[Tensor, "paths depth"], Int[Tensor, " paths"]]]
+
+
+@dataclass(frozen=True)
 class Enumerate:
     """Replays each row's recorded outcomes, takes the first possible one where the record ends, and notes the others.
 
-    A row is one path of the program; `select` never repeats one. All rows of a place are answered at once.
+    A row is one path of the program. All rows of a place are answered at once.
     """
 
     records: Int[Tensor, "paths depth"]
     """The outcomes to replay, -1 past a record's end."""
-    start: Int[Tensor, " paths"]
+    begun_at: Int[Tensor, " paths"]
     """Which of the program's starting points each path began at."""
-    weight: Float[Tensor, " paths"] = field(init=False)
-    """The exact probability of each path, given its start."""
-    live: Int[Tensor, " batch"] = field(init=False)
-    """The path of each row that still runs."""
+    live: Int[Tensor, " batch"]
+    """The path of each row."""
+    _paths: _Paths
 
-    def __post_init__(self) -> None:
-        paths = len(self.records)
-        self.weight = torch.ones(paths, dtype=torch.float64)
-        self.live = torch.arange(paths)
-        self._taken = self.records.clone()
-        self._num_taken = torch.zeros(paths, dtype=torch.int64)
-        self._branches: list[tuple[Tensor, Tensor]] = []
+    @staticmethod
+    def start(records: Int[Tensor, "paths depth"], begun_at: Int[Tensor, " paths"]) -> Enumerate:
+        """One row a path."""
+        weight = torch.ones(len(records), dtype=torch.float64)
+        paths = _Paths(weight, records.clone(), torch.zeros(len(records), dtype=torch.int64), [])
+        return Enumerate(records, begun_at, torch.arange(len(records)), paths)
+
+    @property
+    def weight(self) -> Float[Tensor, " paths"]:
+        """The exact probability of each path, given where it began."""
+        return self._paths.weight
 
     def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> Enumerate:
         """Every question has a uniform of its own, wherever it is asked."""
@@ -59,9 +73,11 @@ class Enumerate:
         return self
 
     def select(self, rows: Int[Tensor, " rows"]) -> Enumerate:
-        """The other paths have ended."""
-        self.live = self.live[rows]
-        return self
+        """These rows only. Raises `InternalError` for a repeated row: a path gives one answer at a time."""
+        if len(set(rows.tolist())) < len(rows):
+            msg = "a path of an enumeration was selected twice; ask for several places of one row instead"
+            raise InternalError(msg)
+        return replace(self, live=self.live[rows])
 
     def accept(
         self, prob: Float[Tensor, "batch n"], *, stream: Stream, at: Int[Tensor, " n"], leading: bool = False
@@ -96,14 +112,11 @@ class Enumerate:
         return self._answer(probs.double(), None)
 
     def branches(self) -> tuple[Int[Tensor, "paths depth"], Int[Tensor, " paths"]]:
-        """The records, and the starts, of the paths that branched off: the next round."""
-        depth = self._taken.shape[1]
-        records = [
-            torch.nn.functional.pad(taken, (0, depth - taken.shape[1]), value=_OPEN) for taken, _ in self._branches
-        ]
-        if not records:
-            return self._taken[:0], self.start[:0]
-        return torch.cat(records), torch.cat([start for _, start in self._branches])
+        """The records of the paths that branched off, and where they began: the next round."""
+        depth = self._paths.taken.shape[1]
+        noted = [(torch.empty(0, depth, dtype=torch.int64), self.begun_at[:0]), *self._paths.branches]
+        records = [torch.nn.functional.pad(taken, (0, depth - taken.shape[1]), value=_OPEN) for taken, _ in noted]
+        return torch.cat(records), torch.cat([begun_at for _, begun_at in noted])
 
     def _answer(
         self, mass: Float[Tensor, "batch n outcomes"], guesses: Int[Tensor, "batch m"] | None
@@ -126,10 +139,10 @@ class Enumerate:
             weight = laws[:, place].gather(-1, outcome[:, None])[:, 0]
             if guesses is None:
                 answers[:, place] = outcome
-                self.weight[self.live] *= weight
+                self._paths.weight[self.live] *= weight
                 continue
             answers[:, place] = torch.where(asked, outcome, 0)
-            self.weight[self.live] *= torch.where(asked, weight, 1.0)
+            self._paths.weight[self.live] *= torch.where(asked, weight, 1.0)
             if place < guesses.shape[1]:
                 asked = asked & (outcome == guesses[:, place])
         return answers
@@ -145,15 +158,15 @@ class Enumerate:
         if not len(row):
             return first
         path = self.live[row]
-        depth = self._num_taken[path]
-        if int(depth.max()) == self._taken.shape[1]:
-            self._taken = torch.nn.functional.pad(self._taken, (0, 4), value=_OPEN)
-        recorded = self._taken[path, depth]
+        depth = self._paths.num_taken[path]
+        if int(depth.max()) == self._paths.taken.shape[1]:
+            self._paths.taken = torch.nn.functional.pad(self._paths.taken, (0, 4), value=_OPEN)
+        recorded = self._paths.taken[path, depth]
         fresh = recorded == _OPEN
         chosen = torch.where(fresh, first[row], recorded)
         self._branch_off(path[fresh], depth[fresh], possible[row[fresh]], chosen[fresh])
-        self._taken[path, depth] = chosen
-        self._num_taken[path] += 1
+        self._paths.taken[path, depth] = chosen
+        self._paths.num_taken[path] += 1
         return first.index_put((row,), chosen)
 
     def _branch_off(
@@ -165,9 +178,9 @@ class Enumerate:
     ) -> None:
         """Note the outcomes that were not chosen."""
         row, other = possible.scatter(1, chosen[:, None], value=False).nonzero(as_tuple=True)
-        records = self._taken[path[row]]
+        records = self._paths.taken[path[row]]
         records[torch.arange(len(row)), depth[row]] = other
-        self._branches.append((records, self.start[path[row]]))
+        self._paths.branches.append((records, self.begun_at[path[row]]))
 
 
 def every_path(
@@ -175,17 +188,17 @@ def every_path(
 ) -> Iterator[tuple[Tensor, Float[Tensor, " batch"]]]:
     """Run `program(choices) -> outcomes [batch, ...]` over all of its paths; yields outcomes and their weights.
 
-    The program reads its batch size from `len(choices.records)`, and from `choices.start` at which of `starts` points each
-    path begins (a proposal, a prefix). Weights of all paths of a start add up to 1. Raises `InternalError` past `max_paths`.
+    The program reads its batch size from `len(choices.records)`, and from `choices.begun_at` at which of `starts` points
+    each path begins (a proposal, a prefix). Weights of all paths of a start add up to 1. Raises `InternalError` past `max_paths`.
     """
-    records, start = torch.empty(starts, 0, dtype=torch.int64), torch.arange(starts)
+    records, begun_at = torch.empty(starts, 0, dtype=torch.int64), torch.arange(starts)
     seen = 0
-    while len(start):
-        choices = Enumerate(records, start)
+    while len(records):
+        choices = Enumerate.start(records, begun_at)
         outcomes = program(choices)
         yield outcomes, choices.weight
-        seen += len(start)
+        seen += len(records)
         if seen > max_paths:
             msg = f"the program has more than {max_paths:,} paths; make the vocabulary or the block smaller"
             raise InternalError(msg)
-        records, start = choices.branches()
+        records, begun_at = choices.branches()

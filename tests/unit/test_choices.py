@@ -228,8 +228,8 @@ def test_each_start_has_paths_of_its_own() -> None:
     laws = torch.tensor([[[0.25, 0.75, 0.0]], [[0.0, 0.5, 0.5]]], dtype=torch.float64)
 
     def program(choices: Enumerate) -> torch.Tensor:
-        drawn = choices.draw(laws[choices.start], stream=Stream.TARGET, at=torch.arange(1))
-        return torch.stack((choices.start, drawn[:, 0]), 1)
+        drawn = choices.draw(laws[choices.begun_at], stream=Stream.TARGET, at=torch.arange(1))
+        return torch.stack((choices.begun_at, drawn[:, 0]), 1)
 
     paths = {
         tuple(path): weight
@@ -278,6 +278,15 @@ def test_rows_that_ended_are_asked_nothing() -> None:
     for outcomes, weights in every_path(program):
         law.index_add_(0, outcomes + 1, weights)
     assert law.tolist() == [0.5, 0.125, 0.375]
+
+
+def test_a_path_is_in_a_selection_once() -> None:
+    """Two rows of one path could get two answers to one question."""
+    choices = Enumerate.start(torch.empty(2, 0, dtype=torch.int64), torch.arange(2))
+    assert choices.select(torch.tensor([1])).live.tolist() == [1]
+    assert choices.live.tolist() == [0, 1]
+    with pytest.raises(InternalError, match="selected twice"):
+        choices.select(torch.tensor([1, 1]))
 
 
 def test_each_race_forks_on_its_own() -> None:
