@@ -78,7 +78,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         decoder = replace(
             subject.decoder, target=target, drafter=DraftModel(draft, _VOCAB), num_speculative_tokens=_DRAFTS
         )
-        actual = decoded_law(decoder, max_new_tokens=_TOKENS, eos_token_ids=(1,))
+        actual = decoded_law(decoder, max_new_tokens=_TOKENS, eos_token_ids=(1,), merge=False)
         expected = autoregressive_law(target, max_new_tokens=_TOKENS, eos_token_ids=(1,))
         distances[name] = total_variation(actual, expected)
         if distances[name] > TOLERANCE:
