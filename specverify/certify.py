@@ -5,6 +5,7 @@ Flow, one way: rounds of requests → engine → traces → scorer → scored tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import platform
 import sys
@@ -12,6 +13,7 @@ import time
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -28,7 +30,7 @@ from specverify.checks.lossless import lossless
 from specverify.checks.parameters import parameters
 from specverify.checks.reproducibility import reproducibility
 from specverify.checks.stopping import stopping
-from specverify.errors import PlanError, SubjectError
+from specverify.errors import PlanError, SpecverifyError, SubjectError
 from specverify.judge import headline, judge
 from specverify.models.fingerprint import fingerprint
 from specverify.plan import plan_digest
@@ -39,10 +41,11 @@ from specverify.watch import Silent
 if TYPE_CHECKING:
     from specverify.checks.check import Check, Round
     from specverify.plan import Plan
+    from specverify.records import DecodeTrace
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["CHECKS", "Store", "certify", "environment", "run_check"]
+__all__ = ["CHECKS", "Store", "certify", "environment", "fingerprints", "run_check"]
 
 CHECKS: tuple[Check, ...] = (
     compatibility,
@@ -91,8 +94,11 @@ def certify(
     store: Store | None = None,
     fault: str = "",
     trust_remote_code: bool = False,
+    digests: tuple[ModelFingerprint, ModelFingerprint | None] | None = None,
 ) -> Certificate:
     """Run the plan's checks on `subject`, judge them together, and say whether the pair may go out.
+
+    `digests` are the `fingerprints` of the subject, where they are known already.
 
     Raises `PlanError` for the name of a check that doesn't exist, and what loading and decoding raise.
     """
@@ -109,7 +115,7 @@ def certify(
         results.append(result)
     watch.close()
     judged, budget = judge(results, plan.false_fail_rate)
-    target, draft = _fingerprints(subject)
+    target, draft = digests or fingerprints(subject)
     return Certificate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=subject.command,
@@ -150,10 +156,10 @@ class Transcripts:
 
     def answer(self, asked: Round) -> ScoredTraces:
         """Decode and score a round, or recall it."""
-        key = tuple(asked)
+        key = (type(asked) is Unscored, *asked)
         if key not in self._scored:
-            traces = list(self._subject.engine.decode(asked))
             subject = self._subject
+            traces = _answered(subject, asked)
             if isinstance(asked, Unscored):
                 self._scored[key] = ScoredTraces(tuple(traces))
             else:
@@ -165,6 +171,19 @@ class Transcripts:
                     workers=subject.workers,
                 )
         return self._scored[key]
+
+
+def _answered(subject: Subject, asked: Round) -> list[DecodeTrace]:
+    """An engine of somebody else's may break in any way; that is a finding about it, not a bug in specverify."""
+    try:
+        return list(subject.engine.decode(asked))
+    except SpecverifyError:
+        raise
+    except Exception as error:
+        if subject.decoder is not None:  # it is our own
+            raise
+        msg = f"{subject.engine.name} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise SubjectError(msg) from error
 
 
 def run_check(
@@ -212,11 +231,21 @@ def environment(device: torch.device, dtype: str) -> Environment:
         dtype=dtype,
         num_threads=torch.get_num_threads(),
         platform=platform.platform(),
-        cpu=platform.processor() or platform.machine(),
+        cpu=_cpu(),
     )
 
 
-def _fingerprints(subject: Subject) -> tuple[ModelFingerprint, ModelFingerprint | None]:
+def _cpu() -> str:
+    """The processor's name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def fingerprints(subject: Subject) -> tuple[ModelFingerprint, ModelFingerprint | None]:
+    """Digests of target and draft; every file is read, so ask once."""
     if subject.pair is None:
         bare = ModelFingerprint(
             name=subject.target.name, architecture="table", num_parameters=0, vocab_size=subject.target.vocab_size,

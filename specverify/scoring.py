@@ -50,7 +50,7 @@ class ScoredTraces:
     """Traces and, for every emitted token in their order, one entry in each column. Concatenation merges shards.
 
     Columns: `trace` (index into `traces`), `position`, `token`; `prob`, `rank` (0 is the most probable), `entropy`
-    (nats); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
+    (nats); `edge` (logits by which the token lies outside the support, 0 inside); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
     `pit_prob`, and with a draft `pit_ratio`, `overlap` (Σ min(p, q)), `posterior` (min(1, q/p) of the token: the
     probability that it was an accepted draft), `preferred` (whether the draft prefers the token, q > p), `preferred_prob` (the
     target's probability of such tokens), and where asked for `role` and the columns of `stages`. `fault_ratios` has the r/p of each fault law.
@@ -119,10 +119,11 @@ def score(
     Raises `NonFiniteLogits` where a model has no law.
     """
     by_length = sorted(range(len(traces)), key=lambda index: _length(traces[index]))
+    sampled = any(not trace.request.params.greedy for trace in traces)
     chunks = list(_chunks([traces[index] for index in by_length], target.vocab_size))
     parts = [
         part
-        for chunk in mapped(partial(_score_chunk, target, draft, stages), chunks, workers=workers)
+        for chunk in mapped(partial(_score_chunk, target, draft, sampled, stages), chunks, workers=workers)
         for part in chunk
     ]
     if not parts:
@@ -142,14 +143,14 @@ def score(
 def _score_chunk(
     target: LanguageModel,
     draft: LanguageModel | None,
-    stages: bool,  # noqa: FBT001 - bound by name in `score`
+    sampled: bool,  # noqa: FBT001 - bound in `score`
+    stages: bool,  # noqa: FBT001 - bound in `score`
     chunk: Sequence[DecodeTrace],
 ) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Columns and fault ratios of a chunk, a few rows at a time."""
+    """Columns and, where anything is sampled, fault ratios and stages of a chunk, a few rows at a time."""
     p, raw = _laws(target, chunk, target.vocab_size)
     q = _laws(draft, chunk, target.vocab_size)[0] if draft is not None else None
     where = _where(chunk)
-    sampled = any(not trace.request.params.greedy for trace in chunk)
     parts = []
     for start in range(0, len(p), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
@@ -157,6 +158,7 @@ def _score_chunk(
         here = {name: values[rows] for name, values in where.items()}
         ratios = fault_ratios(*laws, here["token"].to(p.device)) if sampled else {}
         columns = _columns(*laws, raw[rows], here)
+        columns["edge"] = _distance_to_support(columns["prob"], raw[rows], here, chunk)
         if stages and q is not None and sampled:
             columns |= stage_columns(p[rows], q[rows], {name: values.to(p.device) for name, values in here.items()})
         parts.append((columns, ratios))
@@ -208,16 +210,54 @@ def _laws(
     return law[:, 0], raw
 
 
+_BUMPS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Logits by which a token outside the support is raised, to see how far outside it lies."""
+
+
+def _distance_to_support(
+    prob: Float[Tensor, " n"], raw: Float[Tensor, "n vocab"], where: dict[str, Tensor], chunk: Sequence[DecodeTrace]
+) -> Float[Tensor, " n"]:
+    """0 inside the support; outside, the smallest raise of the token's logit in `_BUMPS` that brings it in, else infinite.
+
+    Top-k, top-p and min-p cut where the last bits of the logits decide, and an engine's last bits are not the scorer's.
+    """
+    edge = torch.where(prob > 0, 0.0, torch.inf)
+    for index in (prob == 0).nonzero()[:, 0].tolist():
+        trace, position, token = (
+            chunk[int(where["row"][index])],
+            int(where["position"][index]),
+            int(where["token"][index]),
+        )
+        if _inside(raw[index], trace, position, token, _BUMPS[-1]):  # a ban is not lifted by any
+            edge[index] = next(bump for bump in _BUMPS if _inside(raw[index], trace, position, token, bump))
+    return edge
+
+
+def _inside(raw: Float[Tensor, " vocab"], trace: DecodeTrace, position: int, token: int, bump: float) -> bool:
+    """Whether the token would be in the support with its logit raised."""
+    prompt = trace.request.prompt_ids
+    raised = raw.double().clone()
+    raised[token] += bump
+    law = probabilities(
+        raised[None, None],
+        [trace.request.params],
+        token_ids=torch.tensor([prompt + trace.token_ids], device=raw.device),
+        prefix_lengths=torch.tensor([[len(prompt) + position]], device=raw.device),
+        prompt_lengths=torch.tensor([len(prompt)], device=raw.device),
+    )
+    return bool(law[0, 0, token] > 0)
+
+
 def _where(traces: Sequence[DecodeTrace]) -> dict[str, Tensor]:
     """What and where every emitted token is, how it came to be, and its jitter; a column each."""
     entries = [
-        (token, position, trace.request.seed, trace.sample, drafted, role)
-        for trace in traces
+        (row, token, position, trace.request.seed, trace.sample, drafted, role)
+        for row, trace in enumerate(traces)
         for position, (token, (drafted, role)) in enumerate(zip(trace.token_ids, drafts_and_roles(trace), strict=True))
     ]
-    token, position, seed, sample, drafted, role = torch.tensor(entries).unbind(1)
+    row, token, position, seed, sample, drafted, role = torch.tensor(entries).unbind(1)
     jitter = uniform53(seed, torch.tensor(Stream.JITTER), sample, position, torch.tensor(0))
-    return {"token": token, "position": position, "drafted": drafted, "role": role, "jitter": jitter}
+    return {"row": row, "token": token, "position": position, "drafted": drafted, "role": role, "jitter": jitter}
 
 
 def _columns(

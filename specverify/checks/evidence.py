@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest
+from specverify.checks.noise import measured_noise
+from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.stages import Role
 from specverify.statistics.interval import mixture_share_bound
 from specverify.statistics.sequential import EProcess, bernoulli_bets, histogram_bets, likelihood_ratio_bets, mix
@@ -14,6 +16,7 @@ from specverify.statistics.uniformity import (
     chi_square_uniform,
     kolmogorov_distance_bound,
     kolmogorov_smirnov,
+    samples_needed_kolmogorov,
     smallest_detectable_kolmogorov,
     smallest_detectable_uniform_tv,
 )
@@ -23,8 +26,21 @@ if TYPE_CHECKING:
 
     from specverify.plan import Plan
     from specverify.scoring import ScoredTraces
+    from specverify.subject import Subject
 
-__all__ = ["ORDERS", "STAGES", "e_process", "e_process_test", "impossible_tokens", "pit_tests", "positive_statements"]
+__all__ = [
+    "ORDERS",
+    "STAGES",
+    "Support",
+    "detectable_shift",
+    "e_process",
+    "e_process_test",
+    "impossible",
+    "pit_tests",
+    "positive_statements",
+    "support",
+    "tokens_needed",
+]
 
 ORDERS: dict[str, str] = {
     "pit_ratio": "draft/target ratio",
@@ -41,14 +57,51 @@ STAGES: dict[str, str] = {
 }
 """PIT columns of the stages of chain rejection, and what is wrong where one is uneven."""
 
+_MOST_P_VALUES = 32
+"""No run has more."""
 _ROUNDING = 1e-6
 """How far an acceptance probability may be off because the scorer runs the models in another batch shape."""
 
 
-def impossible_tokens(scored: ScoredTraces) -> tuple[Finding, ...]:
-    """Tokens to which the target, under the request's own parameters, gives probability 0: no statistics needed."""
+_PROOF = 4.0
+"""Logits outside the support that no rounding explains, in any dtype."""
+_MOST_AT_THE_EDGE = 0.02
+"""Share of tokens at the edge of the support, within the measured noise, beyond which the support was not tested."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Tokens that the target, under the request's own parameters, gives probability 0."""
+
+    findings: tuple[Finding, ...]
+    """Those that measured noise doesn't explain: proof, no statistics needed."""
+    inside: ScoredTraces
+    """The tokens to which statistics apply."""
+    share_at_edge: float
+    """Of all tokens: outside by less than the noise of top-k, top-p and min-p's thresholds."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether few enough lie at the edge."""
+        return self.share_at_edge <= _MOST_AT_THE_EDGE
+
+
+def impossible(scored: ScoredTraces) -> bool:
+    """Whether a token lies so far outside the support that nothing more need be asked."""
+    return bool((scored["edge"] > _PROOF).any())
+
+
+def support(subject: Subject, plan: Plan, scored: ScoredTraces) -> Support:
+    """Hold tokens outside the support against the noise that the target's logits really have on this machine."""
+    outside = scored["edge"] > 0
+    if not outside.any():
+        return Support((), scored, 0.0)
+    traces = {int(index) for index in scored["trace"][outside]}
+    texts = [scored.traces[index].request.prompt_ids + scored.traces[index].token_ids for index in sorted(traces)[:3]]
+    noise = measured_noise(subject.target, texts, chunk=plan.num_speculative_tokens + 1)
+    proof = scored["edge"] > min(noise.allowed_gap, _PROOF)
     findings = []
-    for index in np.flatnonzero(scored["prob"] == 0)[:5]:
+    for index in np.flatnonzero(proof)[:5]:
         trace = scored.traces[int(scored["trace"][index])]
         findings.append(
             Finding(
@@ -56,7 +109,14 @@ def impossible_tokens(scored: ScoredTraces) -> tuple[Finding, ...]:
                 place=f"{trace.request.id}, sample {trace.sample}, token {int(scored['position'][index])}",
             )
         )
-    return tuple(findings)
+    share = float((outside & ~proof).mean())
+    if share:
+        text = (
+            f"{int((outside & ~proof).sum())} tokens lie at the edge of the support, within the measured noise "
+            f"(2B = {noise.allowed_gap:.2g} logits)"
+        )
+        findings.append(Finding(text=text, severity=Verdict.PASS))
+    return Support(tuple(findings), scored.where(~outside), share)
 
 
 def e_process(scored: ScoredTraces) -> EProcess:
@@ -104,15 +164,33 @@ def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
     )
 
 
+def least_level(plan: Plan) -> float:
+    """The level that Holm's procedure leaves to the smallest p-value of a run, whatever the run asks."""
+    return plan.false_fail_rate / 2 / _MOST_P_VALUES
+
+
+def detectable_shift(num_tokens: int, plan: Plan) -> float:
+    """The smallest Kolmogorov distance of the mean PIT law from uniform that so many tokens reliably show.
+
+    Mean over positions: deviations that cancel from context to context are seen by the e-process's bets, or not at all.
+    """
+    return smallest_detectable_kolmogorov(
+        num_tokens, false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
+    )
+
+
+def tokens_needed(shift: float, plan: Plan) -> int:
+    """The fewest tokens at which `detectable_shift` is at most `shift`."""
+    return samples_needed_kolmogorov(shift, false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate)
+
+
 def pit_tests(scored: ScoredTraces, plan: Plan, *, name: str, chi_square: bool = True) -> tuple[StatisticalTest, ...]:
     """KS, and chi-square over 16 cells, of the PIT values in each order."""
     tests = []
-    rate = plan.false_fail_rate / 2
+    rate = least_level(plan)
     for order in _known(scored):
         ks = kolmogorov_smirnov(scored[order])
-        detectable = smallest_detectable_kolmogorov(
-            len(scored), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate
-        )
+        detectable = detectable_shift(len(scored), plan)
         label = f"{name} KS, order of {ORDERS[order]}"
         tests.append(_test(label, ks.statistic, ks.p_value, len(scored), detectable, "Kolmogorov distance"))
         if chi_square:

@@ -11,13 +11,16 @@ import torch
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
 from specverify.checks.evidence import (
+    detectable_shift,
     e_process,
     e_process_plot,
     e_process_test,
-    impossible_tokens,
+    impossible,
     pit_tests,
     positive_statements,
     qq_plot,
+    support,
+    tokens_needed,
 )
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from specverify.sampling import probabilities
@@ -25,9 +28,10 @@ from specverify.statistics.budget import e_threshold
 from specverify.statistics.categorical import chi_square, smallest_detectable_tv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from specverify.checks.check import Round
+    from specverify.checks.evidence import Support
     from specverify.plan import Plan
     from specverify.records import SamplingParams
     from specverify.scoring import ScoredTraces
@@ -93,7 +97,7 @@ def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     stream = _watched(scored, plan)
     if not len(stream):
         return False
-    if (stream["prob"] == 0).any():
+    if impossible(stream):
         return True
     log10_e = e_process(stream).log10_e
     if log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES):
@@ -140,47 +144,29 @@ def _law_after(
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
-    stream, watched = _stream(scored, plan), _watched(scored, plan)
+    found = support(subject, plan, scored)
+    stream, watched = _stream(found.inside, plan), _watched(found.inside, plan)
     drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
-    steps_known = any(trace.steps for trace in stream.traces)
-    findings = impossible_tokens(scored)
-    pit = pit_tests(stream, plan, name="stream") if len(stream) else ()
     tests = (
-        *((e_process_test(watched, name="stream"),) if len(stream) else ()),
-        *pit,
+        *((e_process_test(watched, name="stream"),) if len(watched) else ()),
+        *(pit_tests(stream, plan, name="stream") if len(stream) else ()),
         *_first_token_tests(subject, plan, scored),
     )
-    detectable = min((test.smallest_detectable or 1.0 for test in pit), default=1.0)
-    verdict, reason = Verdict.PASS, ""
-    if findings:
-        verdict, reason = Verdict.FAIL, findings[0].text
-    elif steps_known and drafted == 0:
-        verdict, reason = Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
-    elif detectable > plan.largest_undetected_tv and not _decided(plan, scored):
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"too few tokens: a TV distance below {detectable:.2g} would go unseen (wanted {plan.largest_undetected_tv:.2g})"
-    log10_e = tests[0].log10_e if tests and tests[0].log10_e is not None else 0.0
-    if not reason and _suspicious(log10_e):
-        verdict = Verdict.INCONCLUSIVE
-        reason = (
-            f"suspect: evidence 10^{log10_e:.1f} to 1 against the target after {len(watched):,} tokens, proof from 10^6"
-        )
-    summary = reason or (
-        f"{len(watched):,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
-        f"smallest p-value {min((test.p_value for test in tests if test.p_value is not None), default=1.0):.2g}"
-    )
+    log10_e = next((test.log10_e for test in tests if test.log10_e is not None), 0.0)
+    detectable = detectable_shift(len(stream), plan)
+    verdict, summary = _verdict(subject, plan, found, stream, log10_e=log10_e, num_tokens=len(watched), tests=tests)
     return CheckResult(
         id="lossless",
         claim=lossless.claim,
         verdict=verdict,
         summary=summary,
-        findings=findings,
+        findings=found.findings,
         tests=tests,
         measurements={"num_drafted_tokens": drafted, "log10_e": log10_e, **positive_statements(stream, plan)},
         num_samples=len(watched),
         smallest_detectable=detectable,
-        effect_unit="Kolmogorov or TV distance",
-        advice=_ADVICE,
+        effect_unit="shift of the mean PIT law",
+        advice=_ADVICE if verdict is not Verdict.INCONCLUSIVE else "",
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(
             qq_plot(stream),
@@ -188,6 +174,43 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         )
         if len(stream)
         else (),
+    )
+
+
+def _verdict(
+    subject: Subject,
+    plan: Plan,
+    found: Support,
+    stream: ScoredTraces,
+    *,
+    log10_e: float,
+    num_tokens: int,
+    tests: Sequence[StatisticalTest],
+) -> tuple[Verdict, str]:
+    """Before the judge has held the tests against the budget: proof, too little, or what was seen."""
+    wrong = [finding for finding in found.findings if finding.severity is Verdict.FAIL]
+    if wrong:
+        return Verdict.FAIL, wrong[0].text
+    steps = [step for trace in stream.traces for step in trace.steps]
+    if steps and not any(step.num_draft_tokens for step in steps):
+        return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
+    if not found.settled:
+        return (
+            Verdict.INCONCLUSIVE,
+            f"{found.findings[-1].text}: too many to say that the support holds; use --dtype float32",
+        )
+    if _suspicious(log10_e):
+        said = f"suspect: evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
+        return Verdict.INCONCLUSIVE, f"{said}; it is proof from 10^6 on"
+    detectable, wanted = detectable_shift(len(stream), plan), plan.largest_undetected_shift
+    if detectable > wanted:
+        needed = tokens_needed(wanted, plan)
+        said = f"too few tokens: a shift of the mean law below {detectable:.2g} would go unseen, {wanted:.2g} is wanted"
+        return Verdict.INCONCLUSIVE, f"{said}; set lossless_tokens = {needed} in the plan"
+    smallest = min((test.p_value for test in tests if test.p_value is not None), default=1.0)
+    return Verdict.PASS, (
+        f"{num_tokens:,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
+        f"smallest p-value {smallest:.2g}"
     )
 
 

@@ -92,7 +92,7 @@ def _certified(
     quiet: bool,
 ) -> Certificate:
     from specverify.certify import certify as certified
-    from specverify.certify import chosen
+    from specverify.certify import chosen, fingerprints
     from specverify.cli.output import render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
@@ -102,7 +102,8 @@ def _certified(
     with reserved(folder):
         watch.stage("loading", 1)
         subject = make_subject(invocation, sources, plan)
-        key = run_key(subject, plan, fault=invocation.fault)
+        digests = fingerprints(subject)
+        key = run_key(subject, plan, digests, fault=invocation.fault)
         store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
         watch.advance()
         certificate = certified(
@@ -112,6 +113,7 @@ def _certified(
             store=store,
             fault=invocation.fault,
             trust_remote_code=invocation.trust_remote_code,
+            digests=digests,
         )
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate))

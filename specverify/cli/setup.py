@@ -59,7 +59,10 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
     )
     if pair.draft is not None:
         require_fit(pair.target, pair.draft)
-    encoded = encode(balanced(prompts, plan.max_prompts), pair.target, max_new_tokens=plan.max_new_tokens)
+    room = min(one.model.max_length for one in (pair.target, pair.draft) if one is not None)
+    encoded = encode(
+        balanced(prompts, plan.max_prompts), pair.target, positions=room, max_new_tokens=plan.max_new_tokens
+    )
     decoder = _decoder(pair, invocation, plan)
     workers = _workers(pair.target)
     return Subject(
@@ -147,12 +150,14 @@ def balanced(prompts: Sequence[Prompt], most: int) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in prompts if prompt.id in chosen)
 
 
-def encode(prompts: Sequence[Prompt], target: LoadedModel, *, max_new_tokens: int) -> tuple[EncodedPrompt, ...]:
+def encode(
+    prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int
+) -> tuple[EncodedPrompt, ...]:
     """The prompts in the target's ids, with the special tokens that its tokenizer puts there.
 
-    Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
+    `positions` is what target and draft both have.     Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
     """
-    room = target.model.max_length - max_new_tokens
+    room = positions - max_new_tokens
     encoded = []
     for prompt in prompts:
         ids = tuple(int(number) for number in target.tokenizer.encode(prompt.text, verbose=False))
@@ -162,7 +167,7 @@ def encode(prompts: Sequence[Prompt], target: LoadedModel, *, max_new_tokens: in
         if len(ids) > room:
             msg = (
                 f"prompt '{prompt.id}' has {len(ids):,} tokens and the plan asks for {max_new_tokens:,} more, but "
-                f"{target.source} has {target.model.max_length:,} positions; shorten it, or lower max_new_tokens"
+                f"target and draft both have {positions:,} positions; shorten it, or lower max_new_tokens"
             )
             raise PromptError(msg)
         encoded.append(EncodedPrompt(id=prompt.id, domain=prompt.domain, token_ids=ids))

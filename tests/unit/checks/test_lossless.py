@@ -13,7 +13,7 @@ from specverify.scoring import ScoredTraces
 from specverify.statistics.interval import mixture_share_bound
 from tests.unit.checks.hashed import concluded, subject
 
-PLAN = Plan(lossless_tokens=1_000, largest_undetected_tv=0.5)
+PLAN = Plan(lossless_tokens=1_000, largest_undetected_shift=0.5)
 
 
 def stream(num_tokens: int, log10_e: float, *, grows_for: int = 1_000) -> ScoredTraces:

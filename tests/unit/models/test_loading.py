@@ -113,7 +113,7 @@ def _bring_code(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "can't be loaded"),
         (_truncate, "truncated or corrupt .*; copy or download it again"),
         (_lfs_pointer, "run git lfs pull"),
-        (_pickle, "has pickled weights only .*; convert them .* or pass allow_pickle=True"),
+        (_pickle, "has pickled weights only .*; convert them .* in a place that you trust"),
         (_drop_a_tensor, r"lacks 1 of its weights \(the first is model\.layers\.1\.mlp\.up_proj\.weight\)"),
         (lambda folder: _edit(folder / "config.json", intermediate_size=64), "another shape|can't be loaded"),
         (lambda folder: _edit(folder / "config.json", model_type="nobody"), "upgrade transformers"),
