@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import platform
 import sys
 import time
@@ -130,6 +132,8 @@ def certify(
         plan=dataclasses.asdict(plan),
         plan_sha256=plan_digest(plan),
         seed=plan.seed,
+        num_prompts=len(subject.prompts),
+        prompts_sha256=_prompts_sha256(subject),
         checks=judged,
         error_budget=budget,
         elapsed_s=time.perf_counter() - started,
@@ -233,6 +237,11 @@ def environment(device: torch.device, dtype: str) -> Environment:
         platform=platform.platform(),
         cpu=_cpu(),
     )
+
+
+def _prompts_sha256(subject: Subject) -> str:
+    canonical = json.dumps([dataclasses.astuple(prompt) for prompt in subject.prompts], separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _cpu() -> str:

@@ -76,6 +76,14 @@ class SamplingParams:
         )
 
 
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """A prompt of the user's set."""
@@ -83,6 +91,8 @@ class Prompt:
     id: str
     domain: str
     text: str
+    messages: tuple[Message, ...] = ()
+    """A conversation in place of the text: the target's chat template makes the prompt of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +339,9 @@ class Certificate:
     plan: Mapping[str, object] = field(default_factory=dict)
     plan_sha256: str
     seed: int
+    num_prompts: int = 0
+    prompts_sha256: str = ""
+    """Over ids, domains and token ids of the prompts that were used."""
     checks: tuple[CheckResult, ...]
     error_budget: ErrorBudget
     elapsed_s: float

@@ -6,18 +6,20 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import jinja2
 import torch
 
 from specverify.checks.check import spread
 from specverify.checks.compatibility import compare_ids, eos_ids, token_strings
+from specverify.cli.exits import say
 from specverify.cli.invocation import require_known
-from specverify.codec import read_prompts
 from specverify.decoding import Decoder
 from specverify.drafting import DraftModel, PromptLookup
 from specverify.engines.reference import ReferenceEngine
 from specverify.errors import PairError, PromptError
 from specverify.faults import find_fault
 from specverify.models.loading import load_pair
+from specverify.prompt_file import read_prompts
 from specverify.subject import EncodedPrompt, Subject
 from specverify.verification.rules import RULES
 
@@ -59,6 +61,10 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
     )
     if pair.draft is not None:
         require_fit(pair.target, pair.draft)
+    if len(prompts) > plan.max_prompts:
+        say(
+            f"{plan.max_prompts} of the {len(prompts):,} prompts are used, evenly from every domain (max_prompts in the plan)"
+        )
     room = min(one.model.max_length for one in (pair.target, pair.draft) if one is not None)
     encoded = encode(
         balanced(prompts, plan.max_prompts), pair.target, positions=room, max_new_tokens=plan.max_new_tokens
@@ -150,17 +156,33 @@ def balanced(prompts: Sequence[Prompt], most: int) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in prompts if prompt.id in chosen)
 
 
+def _ids(prompt: Prompt, target: LoadedModel) -> tuple[int, ...]:
+    """A text as the tokenizer encodes it; a conversation as the chat template renders it, up to the answer."""
+    if not prompt.messages:
+        return tuple(int(number) for number in target.tokenizer.encode(prompt.text, verbose=False))
+    conversation = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    try:
+        ids = target.tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except (ValueError, jinja2.TemplateError) as error:
+        reason = " ".join(str(error).split())[:200]
+        msg = f"prompt '{prompt.id}' is a conversation that the template of {target.source} does not take: {reason}"
+        raise PromptError(msg) from error
+    return tuple(int(number) for number in ids)
+
+
 def encode(
     prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int
 ) -> tuple[EncodedPrompt, ...]:
     """The prompts in the target's ids, with the special tokens that its tokenizer puts there.
 
-    `positions` is what target and draft both have.     Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
+    `positions` is what target and draft both have. Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
     """
     room = positions - max_new_tokens
     encoded = []
     for prompt in prompts:
-        ids = tuple(int(number) for number in target.tokenizer.encode(prompt.text, verbose=False))
+        ids = _ids(prompt, target)
         if not ids:
             msg = f"prompt '{prompt.id}' is empty: {target.source} makes no token of it; give it some text"
             raise PromptError(msg)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from specverify.cli.progress import Bars, Lines, watching
-from specverify.cli.setup import balanced
-from specverify.records import Prompt
+from specverify.cli.setup import balanced, encode
+from specverify.errors import PromptError
+from specverify.models.loading import load_model
+from specverify.pairs import embedded
+from specverify.records import Message, Prompt
 from specverify.watch import Silent
 
 
@@ -44,3 +48,19 @@ def test_bars_end_full() -> None:
     bars.close()
     assert "4/4" in screen.getvalue()
     assert "2/2" in screen.getvalue()
+
+
+def test_a_conversation_goes_through_the_targets_template() -> None:
+    """Up to where the answer begins; what a template refuses is one sentence."""
+    target = load_model(embedded().target)
+    asked = Prompt(id="chat", domain="d", text="", messages=(Message("user", "Hello there"),))
+    [encoded] = encode([asked], target, positions=512, max_new_tokens=16)
+    text = target.tokenizer.decode(list(encoded.token_ids))
+    assert "Hello there" in text
+    assert len(text) > len("Hello there")
+    target.tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
+    with pytest.raises(PromptError, match="does not take: no system turn"):
+        encode([asked], target, positions=512, max_new_tokens=16)
+    target.tokenizer.chat_template = None
+    with pytest.raises(PromptError, match="prompt 'chat' is a conversation"):
+        encode([asked], target, positions=512, max_new_tokens=16)
