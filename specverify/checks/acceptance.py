@@ -141,7 +141,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         num_samples=len(scored),
         smallest_detectable=(expected.high - expected.low) / 2,
         effect_unit="expected acceptance (half width of its interval)",
-        advice=_ADVICE,
+        advice="take a draft that is closer to the target, or lower minimum_acceptance" if refused else _ADVICE,
         reproduce=reproduce(subject, plan, "acceptance"),
         plots=(_position_plot(scored), _place_plot(scored, tested), _domain_plot(scored), _per_step_plot(per_step)),
     )

@@ -88,7 +88,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         num_samples=len(on),
         smallest_detectable=noise.allowed_gap,
         effect_unit="logits",
-        advice="" if verdict is Verdict.PASS else _advice(nothing=nothing),
+        advice=_advice(nothing=nothing),
         reproduce=reproduce(subject, plan, "greedy"),
         plots=(_plot(on, flips, noise),),
     )

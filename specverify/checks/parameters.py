@@ -93,9 +93,9 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         num_samples=len(scored),
         smallest_detectable=detectable,
         effect_unit="shift of the mean PIT law within one setting",
-        advice="apply each parameter to every row of the block, with the drafts before it in view"
-        if verdict is Verdict.FAIL
-        else "",
+        advice=""
+        if verdict is Verdict.INCONCLUSIVE
+        else "apply each parameter to every row of the block, with the drafts before it in view",
         reproduce=reproduce(subject, plan, "parameters"),
     )
 
