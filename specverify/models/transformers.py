@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from specverify.errors import NonFiniteLogits, PairError, PromptError, UnsupportedModel
-from specverify.models.kv_cache import MaskedCache, require_rollback
+from specverify.models.kv_cache import MaskedCache, require_rollback, require_tree_attention
+from specverify.models.tree_block import TreeBlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,25 +197,37 @@ class TransformersSession:
 
     @torch.inference_mode()
     def append(
-        self, token_ids: Int[Tensor, "batch block"], num_tokens: Int[Tensor, " batch"]
+        self,
+        token_ids: Int[Tensor, "batch block"],
+        num_tokens: Int[Tensor, " batch"],
+        parents: Int[Tensor, "batch block"] | None = None,
     ) -> Float[Tensor, "batch block vocab"]:
         """Append the first `num_tokens[b]` ids of each row; whatever stands after them is never read."""
         model = self._model
         counts: Int[ndarray, " batch"] = num_tokens.cpu().numpy()
         block = int(counts.max(initial=0))
         unused = token_ids.shape[1] - block
+        tree = None if parents is None else TreeBlock(parents[:, :block], counts)
+        if tree is not None:
+            require_tree_attention(model.module)
         if not block:
+            self._cache.append(counts, block, tree)
             return torch.zeros(*token_ids.shape, model.vocab_size, dtype=model.dtype, device=model.device)
         ids: Int[ndarray, "batch block"] = token_ids[:, :block].cpu().numpy()
         if int(counts.min()) < block:
             ids = np.where(np.arange(block) < counts[:, None], ids, 0)
             token_ids = torch.from_numpy(ids).to(model.device)
         starts = self._cache.lengths
-        model.require_ids(ids, starts + counts)
-        logits = model.forward(token_ids[:, :block], **self._cache.arguments(counts, block))
-        self._cache.append(counts, block)
+        model.require_ids(ids, starts + (counts if tree is None else tree.height))
+        logits = model.forward(token_ids[:, :block], **self._cache.arguments(counts, block, tree))
+        self._cache.append(counts, block, tree)
         model.require_finite(logits, starts, counts)
         return torch.nn.functional.pad(logits, (0, 0, 0, unused)) if unused else logits
+
+    @torch.inference_mode()
+    def keep(self, places: Int[Tensor, "batch depth"], num_kept: Int[Tensor, " batch"]) -> None:
+        """Keep one path of the open tree; the cache stays where it is."""
+        self._cache.keep(places.cpu().numpy(), num_kept.cpu().numpy())
 
     def prefill(self, token_ids: Int[ndarray, "batch block"], num_tokens: Int[ndarray, " batch"]) -> None:
         """Append checked prompts whose logits nobody needs."""
