@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-__all__ = ["UNBOUNDED_LENGTH", "TransformersModel", "TransformersSession", "require_working_rollback"]
+__all__ = [
+    "UNBOUNDED_LENGTH",
+    "TransformersModel",
+    "TransformersSession",
+    "require_working_rollback",
+    "require_working_trees",
+]
 
 UNBOUNDED_LENGTH = 2**31 - 1
 """`max_length` of a model whose configuration states none (ALiBi and the like)."""
@@ -264,17 +270,44 @@ def require_working_rollback(model: TransformersModel) -> None:
     try:
         session.append(torch.tensor([ids[5:8], ids[6:9]], device=model.device), torch.tensor([3, 2]))
         session.rollback(torch.tensor([5, 1]))
-        cached = session.append(
-            torch.tensor([ids[8:10], ids[10:12]], device=model.device), torch.tensor([2, 2])
-        ).double()
-        full = model.logits(sequences).double()
+        cached = session.append(torch.tensor([ids[8:10], ids[10:12]], device=model.device), torch.tensor([2, 2]))
+        _require_recomputed(model, cached, sequences, "after a rollback")
     except NonFiniteLogits:
         return
-    expected = torch.stack([row[len(ids_) - 2 : len(ids_)] for row, ids_ in zip(full, sequences, strict=True)])
-    error = float((cached - expected).square().mean().sqrt())
+
+
+@torch.inference_mode()
+def require_working_trees(model: TransformersModel) -> None:
+    """Raise `UnsupportedModel` if a tree's logits, or those after one of its paths, are not those of the path alone.
+
+    `require_tree_attention` reads what an architecture says about itself; this is what it does.
+    """
+    require_tree_attention(model.module)
+    ids = [token % model.num_embeddings for token in range(3, 15)]
+    if model.max_length < len(ids):
+        return
+    session = model.open([ids[:4], ids[4:5]])
+    sequences = [[*ids[:4], ids[5], ids[7], ids[8], ids[10]], [ids[4], ids[6], ids[9], ids[11]]]
+    block = torch.tensor([ids[5:9], ids[6:10]], device=model.device)
+    try:
+        tree = session.append(block, torch.tensor([4, 4]), torch.tensor([[-1, 0, 0, 2], [-1, 0, 1, 0]]))
+        session.keep(torch.tensor([[0, 2, 3], [0, 3, -1]]), torch.tensor([3, 2]))
+        after = session.append(torch.tensor([[ids[10]], [ids[11]]], device=model.device), torch.tensor([1, 1]))
+        _require_recomputed(model, torch.cat((tree[:, 3:], after), 1), sequences, "in a tree of drafts")
+    except NonFiniteLogits:
+        return
+
+
+def _require_recomputed(
+    model: TransformersModel, cached: Float[Tensor, "batch 2 vocab"], sequences: Sequence[Sequence[int]], where: str
+) -> None:
+    """Raise `UnsupportedModel` unless the logits are those of the last two tokens of each sequence."""
+    full = model.logits(sequences).double()
+    expected = torch.stack([row[len(ids) - 2 : len(ids)] for row, ids in zip(full, sequences, strict=True)])
+    error = float((cached.double() - expected).square().mean().sqrt())
     if error > _PROBE_ALLOWED.get(model.dtype, 0.05) * float(expected.std()) + 1e-5:
         msg = (
-            f"{model.name} gives other logits after a rollback than without a cache (they differ by {error:.2g} in "
+            f"{model.name} gives other logits {where} than without a cache (they differ by {error:.2g} in "
             f"root mean square), so {type(model.module).__name__} can't be driven here; use another architecture"
         )
         raise UnsupportedModel(msg)

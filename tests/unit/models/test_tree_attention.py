@@ -12,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specverify.errors import InternalError, PromptError, UnsupportedModel
 from specverify.models.kv_cache import MaskedCache, require_tree_attention
 from specverify.models.table import TableModel, random_table
-from specverify.models.transformers import TransformersModel
+from specverify.models.transformers import TransformersModel, require_working_trees
 from specverify.models.tree_block import TreeBlock
+from specverify.pairs import embedded
 from tests.unit.models.checkpoints import VOCAB_SIZE, random_module
 from tests.unit.models.histories import append
 
@@ -154,6 +155,20 @@ def test_a_planted_bug_in_a_tree_is_seen_by_the_same_comparison(monkeypatch: pyt
     model = tree_model("llama")
     bug(monkeypatch)
     assert any(worst_difference(model, seed=seed) > 100 * ALLOWED[torch.float32] for seed in SEEDS)
+    if bug is not _one_position_for_all:  # the probe's rows are short of the positions that this bug clips
+        with pytest.raises(UnsupportedModel, match="llama gives other logits in a tree of drafts than without a cache"):
+            require_working_trees(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_trees_are_tried_before_they_are_used(monkeypatch: pytest.MonkeyPatch, role: str, dtype: torch.dtype) -> None:
+    """The embedded models pass, in half precision too; with siblings that see each other they don't."""
+    model = TransformersModel(AutoModelForCausalLM.from_pretrained(getattr(embedded(), role), dtype=dtype), role)
+    require_working_trees(model)
+    _siblings_see_each_other(monkeypatch)
+    with pytest.raises(UnsupportedModel, match=f"{role} gives other logits in a tree of drafts"):
+        require_working_trees(model)
 
 
 def test_a_tables_tree_is_its_prefixes() -> None:
