@@ -32,6 +32,7 @@ def certify(
     only: options.Only = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     rule: options.RuleName = "chain",
+    branching: options.Branching = None,
     drafter: options.Drafter = "model",
     fault: options.FaultName = "",
     device: options.Device = None,
@@ -52,7 +53,7 @@ def certify(
     invocation = Invocation(
         target=target, draft=draft, pair=pair, drafter=drafter, rule=rule, fault=fault, prompts=prompts, plan_file=plan,
         num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
-        dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code,
+        dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     sources = invocation.sources()
     folder = invocation.folder(sources)
@@ -98,7 +99,7 @@ def _certified(
     from specverify.cli.store import FileStore, run_key
 
     chosen(plan)
-    require_names(invocation)
+    require_names(invocation, plan)
     with reserved(folder):
         watch.stage("loading", 1)
         subject = make_subject(invocation, sources, plan)

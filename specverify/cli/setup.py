@@ -14,11 +14,12 @@ from specverify.checks.compatibility import compare_ids, eos_ids, token_strings
 from specverify.cli.exits import say
 from specverify.cli.invocation import require_known
 from specverify.decoding import Decoder
-from specverify.drafting import DraftModel, PromptLookup
+from specverify.drafting import DEFAULT_BRANCHING, TREES, PromptLookup, branching_of, drafter_for
 from specverify.engines.reference import ReferenceEngine
-from specverify.errors import PairError, PromptError
+from specverify.errors import PairError, PlanError, PromptError
 from specverify.faults import find_fault
 from specverify.models.loading import load_pair
+from specverify.models.transformers import require_working_trees
 from specverify.prompt_file import read_prompts
 from specverify.subject import EncodedPrompt, Subject
 from specverify.verification.rules import RULES
@@ -38,11 +39,40 @@ _SMALL = 100_000_000
 _MOST_WORKERS = 4
 
 
-def require_names(invocation: Invocation) -> None:
-    """Raise `PlanError` for the name of a rule or fault that isn't there, before anything is loaded."""
+def require_names(invocation: Invocation, plan: Plan) -> None:
+    """Raise `PlanError` for the name of a rule or fault that isn't there, before anything is loaded.
+
+    And for a drafter that can't draft what the rule verifies, or a shape that is no tree of it.
+    """
     require_known("rule", invocation.rule, RULES)
     if invocation.fault:
         find_fault(invocation.fault)
+    tree = RULES[invocation.rule].drafts in TREES
+    if tree and invocation.drafter != "model":
+        msg = f"--rule {invocation.rule} verifies trees, which {invocation.drafter} can't draft; use --drafter model"
+        raise PlanError(msg)
+    if not tree and invocation.branching is not None:
+        msg = f"--rule {invocation.rule} verifies chains, so there is nothing to branch; leave --branching out"
+        raise PlanError(msg)
+    _branching(invocation, plan)
+
+
+def _branching(invocation: Invocation, plan: Plan) -> tuple[int, ...]:
+    """Children of a node by its depth, one number for each token that may be drafted."""
+    depth = plan.num_speculative_tokens
+    if invocation.branching is None:
+        return branching_of(depth, DEFAULT_BRANCHING)
+    parts = invocation.branching.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        msg = f"--branching '{invocation.branching}' is no shape of a tree; give the children of each level, such as 3,2,1"
+        raise PlanError(msg)
+    if len(parts) > depth:
+        msg = (
+            f"--branching {invocation.branching} has {len(parts)} levels, but at most {depth} tokens are drafted one "
+            f"after the other; use --num-speculative-tokens {len(parts)}"
+        )
+        raise PlanError(msg)
+    return tuple(int(part) for part in parts)
 
 
 def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subject:
@@ -100,12 +130,17 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
         text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 
+    named = RULES[invocation.rule]
+    if named.drafts in TREES:
+        require_working_trees(target)
+    branching = _branching(invocation, plan)
     decoder = Decoder(
         target=target,
         drafter=PromptLookup(target.vocab_size)
         if pair.draft is None
-        else DraftModel(pair.draft.model, vocab_size=target.vocab_size),
-        rule=RULES[invocation.rule].rule,
+        else drafter_for(named.drafts, pair.draft.model, target.vocab_size, branching=branching),
+        rule=named.rule,
+        drafts=named.drafts,
         num_speculative_tokens=plan.num_speculative_tokens,
         detokenize=detokenize,
     )

@@ -40,6 +40,10 @@ class _MisRolled:
         return self.inner.vocab_size
 
     @property
+    def num_embeddings(self) -> int:
+        return self.inner.num_embeddings
+
+    @property
     def max_length(self) -> int:
         return self.inner.max_length
 
@@ -63,8 +67,11 @@ class _MisRolledSession:
     def lengths(self) -> Int[Tensor, " batch"]:
         return self.inner.lengths
 
-    def append(self, token_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        return self.inner.append(token_ids, num_tokens)
+    def append(self, token_ids: Tensor, num_tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        return self.inner.append(token_ids, num_tokens, parents)
+
+    def keep(self, places: Tensor, num_kept: Tensor) -> None:
+        self.inner.keep(places, num_kept)
 
     def rollback(self, lengths: Int[Tensor, " batch"]) -> None:
         held = self.inner.lengths

@@ -45,6 +45,7 @@ class HashedModel:
     rounding: float = 0.0
     """Size of a disturbance that depends on the shape of the batch, as in low precision."""
     vocab_size: int = VOCAB_SIZE
+    num_embeddings: int = VOCAB_SIZE
     max_length: int = 128
     device: torch.device = CPU
 
