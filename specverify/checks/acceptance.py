@@ -21,6 +21,7 @@ from specverify.statistics.acceptance import tokens_per_step
 from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
 from specverify.statistics.sequential import bernoulli_bets, smallest_detectable_kl
 from specverify.verification.chain import greedy, sample_and_match
+from specverify.verification.rules import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -199,9 +200,10 @@ def _measured_against_expected(
     """Each tested draft is accepted with probability Σ min(p, q) given the past, under chain rejection.
 
     Of an engine that is not the reference decoder the rule isn't known, and one that verifies blocks as a whole may
-    accept more at one place of a block, so there nothing is tested.
+    accept more at one place of a block; siblings of a tree are accepted more often than one draft, and coupled ones
+    follow another formula. So there nothing is tested.
     """
-    if not len(tested.rows) or subject.decoder is None:
+    if not len(tested.rows) or subject.decoder is None or subject.decoder.drafts is not Drafts.CHAIN:
         return ()
     probs = np.clip(scored["overlap"][tested.rows], _SURELY, 1 - _SURELY)
     bets = bernoulli_bets(tested.accepted, probs)

@@ -10,7 +10,7 @@ import torch
 from specverify.checks.check import Check, reproduce
 from specverify.choices import Stream
 from specverify.choices.scripted import Scripted
-from specverify.drafting import drafter_for
+from specverify.drafting import TREES, drafter_for
 from specverify.law import autoregressive_law, decoded_law, total_variation
 from specverify.models.table import TableModel, random_table
 from specverify.records import CheckResult, Finding, Verdict
@@ -58,7 +58,8 @@ def _accepts_the_impossible(decoder: Decoder) -> bool:
     """Whether a draft of target probability 0 passes when the uniform is exactly 0."""
     target_probs = torch.tensor([[[0.0, 0.6, 0.4], [0.2, 0.3, 0.5]]], dtype=torch.float64)
     draft_probs = torch.tensor([[[0.5, 0.3, 0.2]]], dtype=torch.float64)
-    proposal = Proposal(torch.tensor([[0]]), torch.tensor([1]), draft_probs)
+    parents = torch.tensor([[-1]]) if decoder.drafts in TREES else None
+    proposal = Proposal(torch.tensor([[0]]), torch.tensor([1]), draft_probs, parents)
     verification = decoder.rule(proposal, target_probs, Scripted({Stream.ACCEPT: 0.0, Stream.RESIDUAL: 0.5}))
     return bool(verification.num_accepted_tokens[0])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -77,20 +77,33 @@ class HashedSession:
 
     model: HashedModel
     prefixes: list[tuple[int, ...]]
+    tree: list[list[tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def lengths(self) -> Tensor:
         """Tokens that each row holds."""
         return torch.tensor([len(prefix) for prefix in self.prefixes], dtype=torch.int64)
 
-    def append(self, token_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        """Logits after each appended token."""
+    def append(self, token_ids: Tensor, num_tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Logits after each appended token; entries of a tree are kept aside until one of its paths is."""
         out = torch.zeros(*token_ids.shape, self.model.vocab_size)
-        for row, (ids, count) in enumerate(zip(token_ids.tolist(), num_tokens.tolist(), strict=True)):
+        above = torch.arange(-1, token_ids.shape[1] - 1).expand_as(token_ids) if parents is None else parents
+        rows = zip(token_ids.tolist(), num_tokens.tolist(), above.tolist(), strict=True)
+        self.tree = []
+        for row, (ids, count, over) in enumerate(rows):
+            entries: list[tuple[int, ...]] = []
             for place, token in enumerate(ids[:count]):
-                self.prefixes[row] += (token,)
-                out[row, place] = self.model.rounded(self.prefixes[row], len(self.prefixes))
+                entries.append((*(entries[over[place]] if over[place] >= 0 else self.prefixes[row]), token))
+                out[row, place] = self.model.rounded(entries[-1], len(self.prefixes))
+            self.tree.append(entries)
+            if parents is None and entries:
+                self.prefixes[row] = entries[-1]
         return out
+
+    def keep(self, places: Tensor, num_kept: Tensor) -> None:
+        """The path that ends in the last place."""
+        for row, (path, count) in enumerate(zip(places.tolist(), num_kept.tolist(), strict=True)):
+            self.prefixes[row] = self.tree[row][path[count - 1]] if count else self.prefixes[row]
 
     def rollback(self, lengths: Tensor) -> None:
         """Drop the last tokens."""
