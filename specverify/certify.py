@@ -36,8 +36,11 @@ from specverify.scoring import ScoredTraces, score
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from specverify.checks.check import Check, Round
     from specverify.plan import Plan
+    from specverify.records import DecodeTrace
     from specverify.subject import Subject
     from specverify.watch import Watch
 
@@ -152,11 +155,24 @@ class Transcripts:
         if key not in self._scored:
             traces = list(self._subject.engine.decode(asked))
             subject = self._subject
+            _require_known_ids(traces, subject.target.vocab_size)
             if isinstance(asked, Unscored):
                 self._scored[key] = ScoredTraces(tuple(traces))
             else:
                 self._scored[key] = score(traces, target=subject.target, draft=subject.draft, workers=subject.workers)
         return self._scored[key]
+
+
+def _require_known_ids(traces: Iterable[DecodeTrace], vocab_size: int) -> None:
+    """Raise `SubjectError` for the first token that the target does not have: it has no score."""
+    for trace in traces:
+        for place, token in enumerate(trace.token_ids):
+            if not 0 <= token < vocab_size:
+                msg = (
+                    f"id {token} was emitted as token {place} of {trace.request.id}, sample {trace.sample}, but the target "
+                    f"has {vocab_size:,} ids; mask the rows that only pad the output layer"
+                )
+                raise SubjectError(msg)
 
 
 def run_check(

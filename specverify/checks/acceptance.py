@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.checks.check import Check, reproduce
+from specverify.checks.counters import impossible_counters
 from specverify.checks.lossless import enough, lossless_rounds
+from specverify.drafting import ScriptedDrafts
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict, count
 from specverify.statistics.acceptance import tokens_per_step
 from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
@@ -113,6 +115,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     if not len(scored["overlap"]) or (steps_known and not counters.num_drafts):
         return _nothing_expected(subject, plan, counters, steps_known=steps_known)
     expected = cluster_interval(scored["overlap"], scored.prompts())
+    if impossible := impossible_counters(scored.traces):
+        return _counters_wrong(subject, plan, counters, impossible)
     tested = drafts_tested(scored)
     per_step = {
         g: tokens_per_step_interval(scored, g, seed=plan.seed)
@@ -166,6 +170,24 @@ def _nothing_expected(subject: Subject, plan: Plan, counters: DecodeCounters, *,
     )
 
 
+def _counters_wrong(
+    subject: Subject, plan: Plan, counters: DecodeCounters, impossible: tuple[Finding, ...]
+) -> CheckResult:
+    """What was counted can't have happened, so nothing can be measured with it."""
+    return CheckResult(
+        id="acceptance",
+        claim=acceptance.claim,
+        verdict=Verdict.FAIL,
+        summary=f"the engine's counters contradict its own tokens: {impossible[0].place}: {impossible[0].text}",
+        findings=impossible,
+        measurements=_counted(counters),
+        num_samples=counters.num_drafts,
+        sample_unit="steps",
+        advice="count a draft as accepted where it is emitted, and the target's own token never",
+        reproduce=reproduce(subject, plan, "acceptance"),
+    )
+
+
 def _summary(
     plan: Plan, expected: Interval, per_step: Mapping[int, Interval], counters: DecodeCounters, tested: Tested
 ) -> str:
@@ -199,9 +221,10 @@ def _measured_against_expected(
     """Each tested draft is accepted with probability Σ min(p, q) given the past, under chain rejection.
 
     Of an engine that is not the reference decoder the rule isn't known, and one that verifies blocks as a whole may
-    accept more at one place of a block, so there nothing is tested.
+    accept more at one place of a block, so there nothing is tested. Nor are drafts that were not drawn from the draft's
+    law: a point mass is accepted with p(x), which may be more than Σ min(p, q) or less.
     """
-    if not len(tested.rows) or subject.decoder is None:
+    if not len(tested.rows) or subject.decoder is None or isinstance(subject.decoder.drafter, ScriptedDrafts):
         return ()
     probs = np.clip(scored["overlap"][tested.rows], _SURELY, 1 - _SURELY)
     bets = bernoulli_bets(tested.accepted, probs)

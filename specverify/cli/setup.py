@@ -62,7 +62,7 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
     encoded = encode(balanced(prompts, plan.max_prompts), pair.target, max_new_tokens=plan.max_new_tokens)
     decoder = _decoder(pair, invocation, plan)
     workers = _workers(pair.target)
-    return Subject(
+    subject = Subject(
         engine=ReferenceEngine(decoder, batch_size=plan.batch_size, workers=workers),
         target=pair.target.model,
         draft=pair.draft.model if pair.draft is not None else None,
@@ -73,6 +73,7 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
         workers=workers,
         command=invocation.command(),
     )
+    return find_fault(invocation.fault).plant(subject) if invocation.fault else subject
 
 
 def _workers(target: LoadedModel) -> int:
@@ -90,7 +91,7 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
         text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 
-    decoder = Decoder(
+    return Decoder(
         target=target,
         drafter=PromptLookup(target.vocab_size)
         if pair.draft is None
@@ -99,7 +100,6 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
         num_speculative_tokens=plan.num_speculative_tokens,
         detokenize=detokenize,
     )
-    return find_fault(invocation.fault).apply(decoder) if invocation.fault else decoder
 
 
 def require_fit(target: LoadedModel, draft: LoadedModel) -> None:
