@@ -41,6 +41,8 @@ from specverify.scoring import ScoredTraces, score
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from specverify.checks.check import Check, Round
     from specverify.plan import Plan
     from specverify.records import DecodeTrace
@@ -164,6 +166,7 @@ class Transcripts:
         if key not in self._scored:
             subject = self._subject
             traces = _answered(subject, asked)
+            _require_known_ids(traces, subject.target.vocab_size)
             if isinstance(asked, Unscored):
                 self._scored[key] = ScoredTraces(tuple(traces))
             else:
@@ -188,6 +191,18 @@ def _answered(subject: Subject, asked: Round) -> list[DecodeTrace]:
             raise
         msg = f"{subject.engine.name} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise SubjectError(msg) from error
+
+
+def _require_known_ids(traces: Iterable[DecodeTrace], vocab_size: int) -> None:
+    """Raise `SubjectError` for the first token that the target does not have: it has no score."""
+    for trace in traces:
+        for place, token in enumerate(trace.token_ids):
+            if not 0 <= token < vocab_size:
+                msg = (
+                    f"id {token} was emitted as token {place} of {trace.request.id}, sample {trace.sample}, but the target "
+                    f"has {vocab_size:,} ids; mask the rows that only pad the output layer"
+                )
+                raise SubjectError(msg)
 
 
 def run_check(

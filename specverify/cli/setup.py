@@ -101,7 +101,7 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
     )
     decoder = _decoder(pair, invocation, plan)
     workers = _workers(pair.target)
-    return Subject(
+    subject = Subject(
         engine=ReferenceEngine(decoder, batch_size=plan.batch_size, workers=workers),
         target=pair.target.model,
         draft=pair.draft.model if pair.draft is not None else None,
@@ -113,6 +113,7 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
         workers=workers,
         command=invocation.command(),
     )
+    return find_fault(invocation.fault).plant(subject) if invocation.fault else subject
 
 
 def _workers(target: LoadedModel) -> int:
@@ -134,7 +135,7 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
     if named.drafts in TREES:
         require_working_trees(target)
     branching = _branching(invocation, plan)
-    decoder = Decoder(
+    return Decoder(
         target=target,
         drafter=PromptLookup(target.vocab_size)
         if pair.draft is None
@@ -144,7 +145,6 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
         num_speculative_tokens=plan.num_speculative_tokens,
         detokenize=detokenize,
     )
-    return find_fault(invocation.fault).apply(decoder) if invocation.fault else decoder
 
 
 def require_fit(target: LoadedModel, draft: LoadedModel) -> None:
