@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from specverify.decoding import Decoder
-from specverify.drafting import DraftModel
+from specverify.drafting import TREES, drafter_for
 from specverify.law import Law, autoregressive_law, decoded_laws, greedy_law, total_variation
 from specverify.models.table import TableModel, random_table
 from specverify.records import DecodeRequest, SamplingParams
-from specverify.verification.rules import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from specverify.verification.rules import NamedRule
 
 __all__ = [
-    "DRAFTERS",
+    "BRANCHING",
     "NUM_PAIRS",
     "NUM_RANDOM_PAIRS",
     "StopsAtUnlikely",
@@ -53,8 +52,8 @@ _DEPTH = MAX_NEW_TOKENS + 1
 """One level more than a right decode reads, so that a fault which goes on is judged by what it emits."""
 _PROMPT_LENGTH = 3
 
-DRAFTERS: dict[Drafts, Callable[[TableModel], Drafter]] = {Drafts.CHAIN: lambda draft: DraftModel(draft, VOCAB_SIZE)}
-"""How each rule's drafts are drawn."""
+BRANCHING = (2, 1)
+"""Of trees: two siblings, each with a child. Three levels have too many paths to prove in seconds."""
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -212,8 +211,9 @@ class _StoppingAtUnlikely:
 def decoder_of(named: NamedRule) -> Decoder:
     """The reference decoder over all pairs, with the drafts that the rule is right for."""
     target, draft = stacked_pairs()
-    drafter = DRAFTERS[named.drafts](draft)
-    return Decoder(target=target, drafter=drafter, rule=named.rule, num_speculative_tokens=NUM_SPECULATIVE_TOKENS)
+    drafter = drafter_for(named.drafts, draft, VOCAB_SIZE, branching=BRANCHING)
+    depth = NUM_SPECULATIVE_TOKENS if named.drafts not in TREES else len(BRANCHING)
+    return Decoder(target=target, drafter=drafter, rule=named.rule, drafts=named.drafts, num_speculative_tokens=depth)
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from properties.oracle import (
-    DRAFTERS,
+    BRANCHING,
     NUM_PAIRS,
     NUM_RANDOM_PAIRS,
     VOCAB_SIZE,
@@ -21,7 +21,7 @@ from properties.oracle import (
     stacked_pairs,
 )
 from specverify.decoding import Decoder
-from specverify.drafting import DraftModel
+from specverify.drafting import DraftModel, drafter_for
 from specverify.faults import find_fault
 from specverify.law import autoregressive_law, decoded_law, greedy_law, step_laws, total_variation
 from specverify.models.table import TableModel, random_table
@@ -64,8 +64,9 @@ def test_draft_lengths_that_do_not_look_ahead_are_harmless(name: str) -> None:
 def test_whole_decodes_emit_the_targets_law(name: str) -> None:
     """Without merging, so that what is carried from step to step (caches, rollback) is in the proof."""
     target, draft = (random_table(VOCAB_SIZE, 4, seed=seed) for seed in (50, 51))
-    drafter = DRAFTERS[RULES[name].drafts](draft)
-    decoder = Decoder(target=target, drafter=drafter, rule=RULES[name].rule, num_speculative_tokens=2)
+    named = RULES[name]
+    drafter = drafter_for(named.drafts, draft, VOCAB_SIZE, branching=BRANCHING)
+    decoder = Decoder(target=target, drafter=drafter, rule=named.rule, drafts=named.drafts, num_speculative_tokens=2)
     asked = {"max_new_tokens": 3, "eos_token_ids": (1,)}
     wanted = greedy_law(target, **asked) if name == "greedy" else autoregressive_law(target, **asked)
     assert total_variation(decoded_law(decoder, **asked, merge=False), wanted) <= TOLERANCE

@@ -22,6 +22,7 @@ from specverify.records import CheckResult, Finding, Verdict
 from specverify.sampling import probabilities
 from specverify.statistics.interval import zero_failures_bound
 from specverify.verification import Proposal
+from specverify.verification.lossy import LOSSY, bias
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -83,6 +84,11 @@ class _Probe:
         del stream, at, guesses
         self.laws.append(probs)
         return probs.argmax(-1)
+
+    def race(
+        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+    ) -> Int[Tensor, "batch n"]:
+        return self.draw(probs, stream=Stream.TARGET, at=at)
 
     def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> _Probe:
         del position, step
@@ -232,11 +238,13 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         summary="needs chain rejection in the reference decoder, and a draft model whose law is known",
         reproduce=reproduce(subject, plan, "boundary"),
     )
-    if subject.decoder is None or subject.draft is None or subject.rule != "chain":
+    if subject.decoder is None or subject.draft is None or subject.rule not in {"chain", *LOSSY}:
         return result
     blocks = _blocks(subject, subject.draft, plan, sampling(subject, plan))
     if not blocks.prompts or plan.num_speculative_tokens == 0:
         return replace(result, summary=f"no prompt has {plan.num_speculative_tokens + 1} tokens, or nothing is drafted")
+    if subject.rule in LOSSY:
+        return _biased(result, subject.rule, blocks)
     seed = derived_seed(plan.seed, "boundary")
     rule = subject.decoder.rule
     probes = [_probed(rule, blocks.at(place), seed) for place in range(plan.num_speculative_tokens)]
@@ -263,6 +271,26 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         advice="the finding names the line: threshold, replacement, bonus, or (if probes pass) which uniform is used where"
         if findings
         else "",
+    )
+
+
+def _biased(result: CheckResult, name: str, blocks: _Blocks) -> CheckResult:
+    """A rule that is lossy by design is never passed; how lossy it is here is exact."""
+    k = blocks.draft_probs.shape[1]
+    off = bias(LOSSY[name], blocks.target_probs[:, :k].flatten(0, 1), blocks.draft_probs.flatten(0, 1))
+    text = (
+        f"the rule '{name}' is lossy by design: after one draft the next token's law is off by TV {float(off.mean()):.3f} "
+        f"on average, {float(off.max()):.3f} at most, over {len(off)} contexts of this pair"
+    )
+    return replace(
+        result,
+        verdict=Verdict.FAIL,
+        summary=text,
+        findings=(Finding(text=text),),
+        measurements={"mean_bias_tv": float(off.mean()), "largest_bias_tv": float(off.max())},
+        num_samples=len(off),
+        sample_unit="contexts",
+        advice="use a lossless rule, or certify the quality of what comes out by other means: it is not the target's",
     )
 
 

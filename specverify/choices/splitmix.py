@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specverify.choices import Stream, inverse_cdf
+from specverify.choices import Stream, first_of_race, inverse_cdf
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -118,5 +118,4 @@ class SplitMix:
         position = self.position[:, None] + at  # [B, n]
         ids = torch.arange(probs.shape[-1])
         uniform = self._uniform(_RACE, position.repeat_interleave(len(ids), 1), ids.repeat(at.shape[1]))
-        noise = (-torch.log1p(-uniform)).clamp(min=2.0**-54).view(probs.shape)  # never 0, so that nothing is 0/0
-        return (noise / probs).argmin(-1)
+        return first_of_race(probs, uniform.view(probs.shape))

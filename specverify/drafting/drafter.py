@@ -66,6 +66,5 @@ def pick(
 ) -> Int[Tensor, "batch n"]:
     """One id from each law: of the race that is keyed by the position alone where draft and target are coupled."""
     if coupled:
-        ids: Tensor = choices.race(probs, at=at)  # type: ignore[attr-defined]  # comes with the coupled rule
-        return ids
+        return choices.race(probs, at=at)
     return choices.draw(probs, stream=stream, at=at)

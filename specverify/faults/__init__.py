@@ -21,6 +21,7 @@ from specverify.faults.row import ROW_FAULTS
 from specverify.faults.rule import RULE_FAULTS
 from specverify.faults.stop import STOP_FAULTS
 from specverify.faults.stream import STREAM_FAULTS
+from specverify.faults.tree import TREE_FAULTS
 
 __all__ = ["FAMILIES", "FAULTS", "Fault", "find_fault"]
 
@@ -35,6 +36,7 @@ FAMILIES: dict[str, tuple[Fault, ...]] = {
     "batch": BATCH_FAULTS,
     "numbers and vocabulary": NUMBER_FAULTS,
     "counters": COUNTER_FAULTS,
+    "several drafts": TREE_FAULTS,
 }
 """Faults by the part that is wrong."""
 

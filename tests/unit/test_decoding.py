@@ -180,9 +180,9 @@ def test_sample_and_match_says_what_the_target_alone_says(drafter: DraftModel | 
     assert count(on).num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [name for name, named in RULES.items() if named.lossless])
 def test_greedy_requests_say_what_the_target_alone_says(rule: str) -> None:
-    """At temperature 0 every rule is exact, and the text is the literal argmax of the table."""
+    """At temperature 0 every lossless rule is exact, and the text is the literal argmax of the table."""
     requests = [replace(request((a, b)), params=GREEDY) for a in range(4) for b in range(4)]
     on = decode(ruled(rule), *requests)
     for one, trace in zip(requests, on, strict=True):
