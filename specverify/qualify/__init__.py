@@ -98,7 +98,9 @@ def qualify(function: Callable[..., Any], *, name: str = "", shape: str | None =
 
 
 def _followed(claim: Claim, exact: Exact) -> ClaimResult:
-    """One claim; not run where another dtype or neighbour can't be followed."""
+    """One claim; not run where another dtype or neighbour can't be followed, or where it would fail with the law."""
+    if claim.needs_the_law and exact.law_is_wrong():
+        return claim.not_run("the law is wrong without that; mend it first")
     try:
         return claim.result(exact)
     except NotFollowed as error:

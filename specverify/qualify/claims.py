@@ -13,8 +13,9 @@ import torch
 from specverify.errors import SubjectError
 from specverify.qualify import measures
 from specverify.qualify.instances import Instance, instances, point_mass_instances, same_laws, shrunk
-from specverify.qualify.laws import Outcome, Subject, exact_law, outcomes
+from specverify.qualify.laws import Subject, Weights, exact_law, outcomes
 from specverify.qualify.measures import Case, Deviation
+from specverify.qualify.paths import FINEST, NotFollowed
 from specverify.qualify.randomness import Drawn
 from specverify.records import Verdict
 
@@ -25,6 +26,10 @@ __all__ = ["CLAIMS", "TOLERANCE", "Claim", "ClaimResult", "Exact", "Example"]
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 """TV distance by which rounding may part two exact laws."""
+
+
+_REPEATED = 8
+"""Instances whose every path is taken twice, to see random numbers that aren't torch's."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,15 @@ class Exact:
 
     subject: Subject
     seed: int = 0
-    _common: tuple[Instance, ...] = field(init=False)
+    coarsest: int = FINEST
+    """The fewest steps of a uniform that the function asked for on float64 laws."""
     _cases: dict[tuple[int, torch.dtype, bool], Case] = field(default_factory=dict)
     _kept: list[Instance] = field(default_factory=list)
     """What the keys above are ids of."""
 
     def __post_init__(self) -> None:
-        self._common = instances(seed=self.seed)
+        *smaller, largest = instances(seed=self.seed)
+        self.smaller, self.largest = tuple(smaller), (largest,)
 
     def case(self, instance: Instance, *, dtype: torch.dtype = torch.float64, independent: bool = False) -> Case:
         """The law of one row. Raises as `exact_law` does."""
@@ -72,12 +79,23 @@ class Exact:
         if key not in self._cases:
             self._kept.append(instance)
             law = exact_law(self.subject, [instance], dtype=dtype, independent=independent)
-            self._cases[key] = Case.of(instance, law, dtype, logits=self.subject.shape.logits)
+            if dtype is torch.float64 and not independent:
+                self.coarsest = min(self.coarsest, law.coarsest)
+            self._cases[key] = Case.of(instance, law.weights, dtype, logits=self.subject.shape.logits)
         return self._cases[key]
 
+    @property
+    def tolerance(self) -> float:
+        """Rounding of float64; of float32 where the function draws its uniforms there, whatever it is given."""
+        return TOLERANCE[torch.float64 if self.coarsest == FINEST else torch.float32]
+
+    def law_is_wrong(self) -> bool:
+        """Whether a smaller instance shows it already."""
+        return any(measures.lossless(self.case(one)).effect > self.tolerance for one in self.smaller)
+
     def instances(self) -> tuple[Instance, ...]:
-        """The common ones."""
-        return self._common
+        """The common ones, smallest first; the largest is left out where a smaller one shows a wrong law."""
+        return self.smaller if self.law_is_wrong() else (*self.smaller, *self.largest)
 
 
 Measure = Callable[[Instance], Deviation]
@@ -91,6 +109,8 @@ class Claim:
     says: str
     look: Callable[[Exact, Claim], ClaimResult]
     advice: str
+    needs_the_law: bool = False
+    """It asks whether the law is still right in a special case, so a wrong law says nothing more here."""
 
     def result(self, exact: Exact) -> ClaimResult:
         """What every path shows; a function that breaks fails the claim on which it does. Raises `NotFollowed`."""
@@ -133,16 +153,22 @@ def _held(claim: Claim, measure: Measure, on: Sequence[Instance], tolerance: flo
 
 
 def _law_claim(measure: Callable[[Case], Deviation], holds: str, exact: Exact, claim: Claim) -> ClaimResult:
-    return _held(claim, lambda one: measure(exact.case(one)), exact.instances(), TOLERANCE[torch.float64], holds)
+    return _held(claim, lambda one: measure(exact.case(one)), exact.instances(), exact.tolerance, holds)
 
 
 def _answers(exact: Exact, claim: Claim) -> ClaimResult:
-    """Every path of every instance answers with ids that can be read."""
-    for instance in exact.instances():
+    """Every path of every instance answers with ids that can be read, and the same ones again."""
+    for place, instance in enumerate((*exact.smaller, *exact.largest)):
+        if instance in exact.largest and exact.law_is_wrong():
+            break
         try:
-            exact.case(instance)
+            law = exact.case(instance).law
+            again = exact_law(exact.subject, [instance]).weights if place < _REPEATED else None
         except SubjectError as error:
             return claim.failed(str(error), example=Example(instance, Deviation(1.0, str(error))))
+        if again is not None and {outcome: weight for (outcome,), weight in again.items()} != law:
+            msg = "the same path ends otherwise when it is taken again, so it draws from elsewhere than torch"
+            raise NotFollowed(msg)
     return claim.passed(f"every path of {len(exact.instances())} instances", num_instances=len(exact.instances()))
 
 
@@ -169,17 +195,15 @@ def _streams(exact: Exact, claim: Claim) -> ClaimResult:
 
     def shared(instance: Instance) -> Deviation:
         as_it_is = measures.lossless(exact.case(instance))
-        if as_it_is.effect <= TOLERANCE[torch.float64]:
+        if as_it_is.effect <= exact.tolerance:
             return Deviation(0.0, "")
         apart = measures.lossless(exact.case(instance, independent=True)).effect
-        effect = as_it_is.effect if apart <= TOLERANCE[torch.float64] else 0.0
+        effect = as_it_is.effect if apart <= exact.tolerance else 0.0
         said = f"uses a random number twice: TV {as_it_is.effect:.3g} as it is, 0 with a fresh one for each question"
         return replace(as_it_is, effect=effect, said=said)
 
     try:
-        return _held(
-            claim, shared, exact.instances(), TOLERANCE[torch.float64], "no law hangs on a number that is used twice"
-        )
+        return _held(claim, shared, exact.instances(), exact.tolerance, "no law hangs on a number that is used twice")
     except SubjectError:
         return claim.passed("no law hangs on a number that is used twice")
 
@@ -189,14 +213,14 @@ def _acceptance(exact: Exact, claim: Claim) -> ClaimResult:
 
     def excess(instance: Instance) -> Deviation:
         case = exact.case(instance)
-        lawful = measures.lossless(case).effect <= TOLERANCE[torch.float64]
+        lawful = measures.lossless(case).effect <= exact.tolerance
         return measures.acceptance(case, first_only=lawful)
 
-    result = _held(claim, excess, exact.instances(), TOLERANCE[torch.float64], "Σ min(p, q), on {} instances")
+    result = _held(claim, excess, exact.instances(), exact.tolerance, "Σ min(p, q), on {} instances")
     slow = max(
         (measures.accepted_too_rarely(exact.case(one)) for one in exact.instances()), key=lambda each: each.effect
     )
-    if result.verdict is Verdict.PASS and slow.effect > TOLERANCE[torch.float64]:
+    if result.verdict is Verdict.PASS and slow.effect > exact.tolerance:
         return replace(
             result, summary=f"never more than Σ min(p, q), and less where it could: it {slow.said}; lawful, and slow"
         )
@@ -208,7 +232,7 @@ def _residual(exact: Exact, claim: Claim) -> ClaimResult:
 
     def wrong(instance: Instance) -> Deviation:
         case = exact.case(instance)
-        if measures.lossless(case).effect <= TOLERANCE[torch.float64]:
+        if measures.lossless(case).effect <= exact.tolerance:
             return Deviation(0.0, "")
         return measures.residual(case)
 
@@ -216,7 +240,7 @@ def _residual(exact: Exact, claim: Claim) -> ClaimResult:
         claim,
         wrong,
         exact.instances(),
-        TOLERANCE[torch.float64],
+        exact.tolerance,
         "what is missing to the target's row, on {} instances",
     )
 
@@ -233,19 +257,17 @@ def _same_laws(exact: Exact, claim: Claim) -> ClaimResult:
         (measures.accepted_too_rarely(exact.case(one)) for one in same_laws(seed=exact.seed)),
         key=lambda each: each.effect,
     )
-    if slow.effect > TOLERANCE[torch.float64]:
+    if slow.effect > exact.tolerance:
         return replace(result, summary=f"lawful, but drafts are rejected: it {slow.said}")
     return result
 
 
 def _on_special(exact: Exact, claim: Claim, on: Sequence[Instance], *, deterministic: bool = False) -> ClaimResult:
     def distance(instance: Instance) -> Deviation:
-        law = exact_law(exact.subject, [instance], deterministic=deterministic)
+        law = exact_law(exact.subject, [instance], deterministic=deterministic).weights
         return measures.lossless(Case.of(instance, law, torch.float64, logits=exact.subject.shape.logits))
 
-    return _guarded(
-        claim, partial(_held, claim, distance, on, TOLERANCE[torch.float64], "TV at most {1:.0e} on {0} instances")
-    )
+    return _guarded(claim, partial(_held, claim, distance, on, exact.tolerance, "TV at most {1:.0e} on {0} instances"))
 
 
 def _guarded(claim: Claim, looked: Callable[[], ClaimResult]) -> ClaimResult:
@@ -263,12 +285,12 @@ def _ragged(exact: Exact, claim: Claim) -> ClaimResult:
 
     def look() -> ClaimResult:
         for lengths in ([2, 0], [0, 2], [1, 2]) if exact.subject.shape.batched else ([1], [0]):
-            law = exact_law(exact.subject, [instance] * len(lengths), lengths=lengths)
+            law = exact_law(exact.subject, [instance] * len(lengths), lengths=lengths).weights
             for place, length in enumerate(lengths):
                 deviation = measures.lossless(
                     Case.of(instance, _row(law, place), torch.float64, logits=logits, num_drafts=length)
                 )
-                if deviation.effect > TOLERANCE[torch.float64]:
+                if deviation.effect > exact.tolerance:
                     said = f"with {lengths} drafts a row, row {place} {deviation.said}"
                     return claim.failed(said, effect=deviation.effect, example=Example(instance, deviation))
         return claim.passed("rows of 0, 1 and 2 drafts", num_instances=1)
@@ -278,9 +300,9 @@ def _ragged(exact: Exact, claim: Claim) -> ClaimResult:
     return _guarded(claim, look)
 
 
-def _row(law: dict[tuple[Outcome, ...], float], place: int) -> dict[tuple[Outcome, ...], float]:
+def _row(law: Weights, place: int) -> Weights:
     """The law of one row of a call."""
-    rows: dict[tuple[Outcome, ...], float] = {}
+    rows: Weights = {}
     for outcome, weight in law.items():
         rows[outcome[place],] = rows.get((outcome[place],), 0.0) + weight
     return rows
@@ -293,14 +315,12 @@ def _rows(exact: Exact, claim: Claim) -> ClaimResult:
 
     def look() -> ClaimResult:
         wide = [one for one in exact.instances() if one.num_drafts == 1 and one.vocab_size == 3][-2:]
-        joint = exact_law(exact.subject, wide)
+        joint = exact_law(exact.subject, wide).weights
         alone = [exact.case(one).law for one in wide]
-        product: dict[tuple[Outcome, ...], float] = {
-            (a, b): alone[0][a] * alone[1][b] for a in alone[0] for b in alone[1]
-        }
+        product: Weights = {(a, b): alone[0][a] * alone[1][b] for a in alone[0] for b in alone[1]}
         pairs = {*joint, *product}
         effect = math.fsum(abs(joint.get(pair, 0.0) - product.get(pair, 0.0)) for pair in pairs) / 2
-        if effect <= TOLERANCE[torch.float64]:
+        if effect <= exact.tolerance:
             return claim.passed("two rows together have the product of their laws", effect=effect, num_instances=1)
         apart = max(
             measures.lossless(Case.of(one, _row(joint, place), torch.float64, logits=exact.subject.shape.logits)).effect
@@ -308,7 +328,7 @@ def _rows(exact: Exact, claim: Claim) -> ClaimResult:
         )
         how = (
             "each row's own law is right, so they share random numbers"
-            if apart <= 1e-9
+            if apart <= exact.tolerance
             else f"a row's own law is off by TV {apart:.3g}"
         )
         return claim.failed(f"two rows of a call depend on each other, TV {effect:.3g}: {how}", effect=effect)
@@ -365,11 +385,11 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("bonus", "the token after a wholly accepted block follows the target's last row", partial(_law_claim, measures.bonus, "the target's last row, on {} instances"), "Look at which row and whose law the bonus is drawn from."),
     Claim("support", "an id of target probability 0 is never emitted, at u = 0 too", _support, "Compare strictly: torch.rand does return 0."),
     Claim("lossless", "one step, continued by the target, has the target's law at every position", partial(_law_claim, measures.lossless, "TV at most {1:.0e} on {0} instances"), "The claims above say which part of the rule is wrong."),
-    Claim("point-masses", "drafts that were not drawn (one-hot q, or None) are verified losslessly", _point_masses, "With q a point mass, accept with p(x) and replace from p without x."),
-    Claim("equal-laws", "where p = q the law is right, and nothing divides by an empty residual", _same_laws, "Fall back to p where [p - q]+ has no mass."),
-    Claim("rows", "rows of a call don't influence each other", _rows, "Look at shared uniforms, broadcasting, and indices across the batch."),
-    Claim("ragged", "rows may have fewer drafts than others, and none", _ragged, "Look at padding and at offsets of flattened rows."),
-    Claim("dtype", "the law holds in float32 and bfloat16 within what rounding explains", _dtypes, "Compute ratio, residual and uniforms in float32 or wider."),
+    Claim("point-masses", "drafts that were not drawn (one-hot q, or None) are verified losslessly", _point_masses, "With q a point mass, accept with p(x) and replace from p without x.", needs_the_law=True),
+    Claim("equal-laws", "where p = q the law is right, and nothing divides by an empty residual", _same_laws, "Fall back to p where [p - q]+ has no mass.", needs_the_law=True),
+    Claim("rows", "rows of a call don't influence each other", _rows, "Look at shared uniforms, broadcasting, and indices across the batch.", needs_the_law=True),
+    Claim("ragged", "rows may have fewer drafts than others, and none", _ragged, "Look at padding and at offsets of flattened rows.", needs_the_law=True),
+    Claim("dtype", "the law holds in float32 and bfloat16 within what rounding explains", _dtypes, "Compute ratio, residual and uniforms in float32 or wider.", needs_the_law=True),
     Claim("deterministic", "the same seed gives the same ids", _deterministic, "Take all random numbers from the generator that was seeded."),
 )  # fmt: skip
 """In the order in which a failure is blamed: the first that fails is the likeliest cause."""

@@ -12,14 +12,14 @@ import torch
 from specverify.choices import Stream
 from specverify.errors import PlanError, SpecverifyError, SubjectError
 from specverify.qualify.instances import Instance, Prefix, Row, random_instance
-from specverify.qualify.paths import NotFollowed, Path, every
+from specverify.qualify.paths import FINEST, NotFollowed, Path, every
 from specverify.qualify.randomness import Drawn, OnPath, Randomness
 from specverify.qualify.shapes import Function, Rows, Shape, Step, detect, find_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Observed", "Outcome", "Subject", "conditional", "exact_law", "given", "subject", "total_variation"]
+__all__ = ["Observed", "Outcome", "Subject", "Weights", "exact_law", "given", "outcomes", "subject"]
 
 
 _PROBE = random_instance(3, 2, seed=1)
@@ -38,8 +38,17 @@ class Outcome:
         return len(self.emitted) - 1
 
 
-Observed = dict[tuple[Outcome, ...], float]
+Weights = dict[tuple[Outcome, ...], float]
 """Outcomes of the rows of a call, with their probability."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The law of a call."""
+
+    weights: Weights
+    coarsest: int
+    """The fewest steps of a uniform that the function asked for."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ def subject(name: str, function: Function, shape: str | None = None) -> Subject:
     """The function with the shape of that name, or with the one that its parameters say. Raises `PlanError`."""
     found = Subject(name, function, find_shape(shape) if shape else detect(function))
     if shape is None and found.shape.name == "plain":
-        probe = _step([_PROBE], [_PROBE.num_drafts], found, Drawn(0), torch.float64, None)
+        probe = _step([_PROBE], [_PROBE.num_drafts], found, Drawn(0), torch.float64)
         try:
             found.answers(probe)
         except SpecverifyError:
@@ -97,16 +106,6 @@ def given(row: Row, dtype: torch.dtype, *, logits: bool) -> tuple[float, ...]:
     return tuple((seen / seen.sum()).tolist())
 
 
-def conditional(instance: Instance, prefix: Prefix, dtype: torch.dtype, *, logits: bool) -> tuple[float, ...]:
-    """The target's law after a prefix."""
-    return given(instance.target[prefix], dtype, logits=logits)
-
-
-def total_variation(first: dict[Prefix, float], second: dict[Prefix, float]) -> float:
-    """Half the summed absolute difference."""
-    return sum(abs(first.get(ids, 0.0) - second.get(ids, 0.0)) for ids in {*first, *second}) / 2
-
-
 # ---------------------------------------------------------------------------------------------- every path
 
 
@@ -125,13 +124,16 @@ def exact_law(
     """
     counts = [each.num_drafts for each in instances] if lengths is None else list(lengths)
 
-    def program(path: Path) -> tuple[Outcome, ...]:
-        return outcomes(subject, instances, counts, OnPath(path), dtype=dtype, deterministic=deterministic)
+    def program(path: Path) -> tuple[tuple[Outcome, ...], int]:
+        seen = outcomes(subject, instances, counts, OnPath(path), dtype=dtype, deterministic=deterministic)
+        return seen, path.coarsest
 
-    law: defaultdict[tuple[Outcome, ...], float] = defaultdict(float)
-    for outcome, weight in every(program, independent=independent):
-        law[outcome] += weight
-    return dict(law)
+    weights: defaultdict[tuple[Outcome, ...], float] = defaultdict(float)
+    coarsest = FINEST
+    for (outcome, steps), weight in every(program, independent=independent):
+        weights[outcome] += weight
+        coarsest = min(coarsest, steps)
+    return Observed(dict(weights), coarsest)
 
 
 def outcomes(
@@ -142,13 +144,15 @@ def outcomes(
     *,
     dtype: torch.dtype = torch.float64,
     deterministic: bool = False,
-    drafts: Sequence[Prefix] | None = None,
 ) -> tuple[Outcome, ...]:
-    """One call: draft (unless `drafts` says what), ask, and read the answer."""
-    step = _step(instances, lengths, subject, randomness, dtype, drafts)
+    """One call, or one a row where the shape takes one: draft, ask, and read the answers."""
+    step = _step(instances, lengths, subject, randomness, dtype)
     step = replace(step, deterministic=deterministic)
     with randomness.entered():
-        rows = subject.answers(step)
+        if subject.shape.batched or len(instances) == 1:
+            rows = subject.answers(step)
+        else:
+            rows = [subject.answers(step.row(place))[0] for place in range(len(instances))]
     drafted = [tuple(ids[:count]) for ids, count in zip(step.token_ids.tolist(), lengths, strict=True)]
     return tuple(Outcome(ids, tuple(row)) for ids, row in zip(drafted, rows, strict=True))
 
@@ -159,21 +163,19 @@ def _step(
     subject: Subject,
     randomness: Randomness,
     dtype: torch.dtype,
-    drafts: Sequence[Prefix] | None,
 ) -> Step:
     logits, longest = subject.shape.logits, max(lengths, default=0)
     vocab = instances[0].vocab_size
-    if drafts is None:
-        choices = randomness.choices(len(instances))
-        drafts = [()] * len(instances)
-        for place in range(longest):
-            laws = [
-                given(instance.draft[prefix], dtype, logits=logits) if place < count else _point(vocab)
-                for instance, prefix, count in zip(instances, drafts, lengths, strict=True)
-            ]
-            probs = torch.tensor(laws, dtype=torch.float64)[:, None]
-            ids = choices.draw(probs, stream=Stream.DRAFT, at=torch.tensor([place]))[:, 0].tolist()
-            drafts = [(*ids_so_far, token) for ids_so_far, token in zip(drafts, ids, strict=True)]
+    choices = randomness.choices(len(instances))
+    drafts: list[Prefix] = [()] * len(instances)
+    for place in range(longest):
+        laws = [
+            given(instance.draft[prefix], dtype, logits=logits) if place < count else _point(vocab)
+            for instance, prefix, count in zip(instances, drafts, lengths, strict=True)
+        ]
+        probs = torch.tensor(laws, dtype=torch.float64)[:, None]
+        ids = choices.draw(probs, stream=Stream.DRAFT, at=torch.tensor([place]))[:, 0].tolist()
+        drafts = [(*ids_so_far, token) for ids_so_far, token in zip(drafts, ids, strict=True)]
     draft_rows = [
         [_floats(one.draft[ids[:place]]) if place < count else (0.0,) * vocab for place in range(longest)]
         for one, ids, count in zip(instances, drafts, lengths, strict=True)
@@ -183,7 +185,7 @@ def _step(
         for one, ids, count in zip(instances, drafts, lengths, strict=True)
     ]
     return Step(
-        token_ids=torch.tensor(list(drafts), dtype=torch.int64).reshape(len(instances), longest),
+        token_ids=torch.tensor(drafts, dtype=torch.int64).reshape(len(instances), longest),
         num_draft_tokens=torch.tensor(list(lengths)),
         draft_probs=torch.tensor(draft_rows, dtype=torch.float64).reshape(len(instances), longest, vocab).to(dtype),
         target_probs=torch.tensor(target_rows, dtype=torch.float64).to(dtype),

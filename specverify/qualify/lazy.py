@@ -189,7 +189,7 @@ class Following(TorchFunctionMode):
             msg = "two random numbers are compared with each other"
             raise NotFollowed(msg)
         asks_below, or_equal = COMPARISONS[bare]
-        other = torch.as_tensor(second).double()
+        other = torch.as_tensor(second, dtype=torch.float64)
         parts = broadcast(first.handles, first.scale, first.shift, other)
         answers = [
             self._below(handle, first.form, (bound - shift), scale, or_equal=or_equal) is asks_below

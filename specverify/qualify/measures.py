@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specverify.qualify.laws import Observed, Outcome, given
+from specverify.qualify.laws import Outcome, Weights, given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,7 +49,7 @@ class Case:
 
     @staticmethod
     def of(
-        instance: Instance, law: Observed, dtype: torch.dtype, *, logits: bool, num_drafts: int | None = None
+        instance: Instance, law: Weights, dtype: torch.dtype, *, logits: bool, num_drafts: int | None = None
     ) -> Case:
         """From the law of a call with one row."""
         rows = {outcome: weight for (outcome,), weight in law.items()}
@@ -260,7 +260,9 @@ def _norm(mass: Iterable[float]) -> Law:
 
 
 def _positive(first: Law, second: Law) -> Law:
-    return tuple(max(0.0, a - b) for a, b in zip(first, second, strict=True))
+    """[first - second]+, or the first where that is empty."""
+    left = tuple(max(0.0, a - b) for a, b in zip(first, second, strict=True))
+    return left if sum(left) > 1e-15 else first
 
 
 def _distance(first: Law, second: Law) -> float:

@@ -203,11 +203,11 @@ def race_weights(noise: Noise, *, largest: bool) -> Tensor:
 def combined(operation: str, first: Tensor | float, second: Tensor | float | None, dtype: torch.dtype) -> Noise:
     """First (operation) second, one of them noise. Raises `NotFollowed` for what keeps no form."""
     if isinstance(first, Noise) and not isinstance(second, Noise):
-        other = torch.as_tensor(0.0 if second is None else second).double()
+        other = torch.as_tensor(0.0 if second is None else second, dtype=torch.float64)
         if operation in _OF_NOISE:
             return _OF_NOISE[operation](first, other, dtype)
     elif isinstance(second, Noise) and not isinstance(first, Noise) and operation in _BY_NOISE:
-        return _BY_NOISE[operation](second, torch.as_tensor(first).double(), dtype)
+        return _BY_NOISE[operation](second, torch.as_tensor(first, dtype=torch.float64), dtype)
     msg = f"random numbers go into torch's {operation}"
     raise NotFollowed(msg)
 

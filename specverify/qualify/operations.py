@@ -199,6 +199,8 @@ def on_parts(func: Callable[..., Anything], args: Arguments, kwargs: Named) -> A
     if len({noise.form for noise in noises}) > 1:
         msg = f"random numbers of different forms meet in {name_of(func)}"
         raise NotFollowed(msg)
+    if name_of(func) == "where":
+        args = tuple(torch.as_tensor(each) if isinstance(each, int | float) else each for each in args)
     mixes = name_of(func) in ("stack", "cat", "concat", "hstack", "vstack", "where")
 
     def part(name: str) -> Callable[[Anything], Anything]:

@@ -52,6 +52,8 @@ class Path:
     record: tuple[int, ...] = ()
     independent: bool = False
     weight: float = 1.0
+    coarsest: int = FINEST
+    """The fewest steps of a uniform that was asked for."""
     siblings: list[tuple[int, ...]] = field(default_factory=list)
     _taken: list[int] = field(default_factory=list)
     _uniforms: list[_Uniform] = field(default_factory=list)
@@ -74,6 +76,7 @@ class Path:
 
     def uniform(self, steps: int = FINEST) -> int:
         """A fresh uniform; its handle."""
+        self.coarsest = min(self.coarsest, steps)
         self._uniforms.append(_Uniform(steps, 0, steps, self._operation))
         return len(self._uniforms) - 1
 

@@ -66,14 +66,16 @@ class Drawn:
 
     seed: int
 
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed + 1)
+
     def entered(self) -> _Seeded:
         """Torch's generators start at the seed, and are put back afterwards."""
         return _Seeded(self.seed)
 
     def uniforms(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The same for the same seed, and independent of what torch's own generator gives."""
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.rand(shape, dtype=dtype, generator=generator)
+        """The next ones, independent of what torch's own generator gives."""
+        return torch.rand(shape, dtype=dtype, generator=self._generator)
 
     def choices(self, batch: int) -> Choices:
         """Counter-based, keyed by row."""

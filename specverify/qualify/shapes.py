@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,17 @@ class Step:
     randomness: Randomness
     deterministic: bool = False
     """The draft drew nothing: its laws are point masses, which some functions are told as None."""
+
+    def row(self, place: int) -> Step:
+        """That row alone."""
+        at = slice(place, place + 1)
+        return replace(
+            self,
+            token_ids=self.token_ids[at],
+            num_draft_tokens=self.num_draft_tokens[at],
+            draft_probs=self.draft_probs[at],
+            target_probs=self.target_probs[at],
+        )
 
     @property
     def drafted(self) -> Tensor:
@@ -233,8 +244,7 @@ def _plain_value(name: str, step: Step) -> Tensor | None:
 
 
 def _uniforms(step: Step, count: int) -> Tensor:
-    with step.randomness.entered():
-        return step.randomness.uniforms((len(step.token_ids), count), step.target_probs.dtype)
+    return step.randomness.uniforms((len(step.token_ids), count), step.target_probs.dtype)
 
 
 def _listed(answer: object) -> object:
