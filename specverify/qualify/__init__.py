@@ -90,7 +90,7 @@ def qualify(function: Callable[..., Any], *, name: str = "", shape: str | None =
     try:
         first = CLAIMS[0].result(exact)
     except NotFollowed as error:
-        return _found(asked, seed, f"sampled: {error}", sampled_claims(asked, seed=seed, reason=str(error)))
+        return _found(asked, seed, f"sampled: {error}", sampled_claims(asked, seed=seed))
     if first.verdict is Verdict.FAIL:
         rest = [claim.not_run("it doesn't answer every call") for claim in CLAIMS[1:]]
         return _found(asked, seed, "exact", (first, *rest))

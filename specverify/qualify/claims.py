@@ -338,7 +338,7 @@ def _rows(exact: Exact, claim: Claim) -> ClaimResult:
 
 def _dtypes(exact: Exact, claim: Claim) -> ClaimResult:
     """float32 within rounding; bfloat16 within one rounding and one step of a uniform for each decision."""
-    small = [one for one in exact.instances() if one.vocab_size == 3][-4:]
+    small = [one for one in exact.instances() if one.vocab_size == 3]
     measured = {}
 
     def look() -> ClaimResult:

@@ -214,3 +214,31 @@ def normal_noise(draft_ids, draft_probs, target_probs):
 def normal_noise_accepting_more(draft_ids, draft_probs, target_probs):
     """The same with the ratio times 1.2."""
     return normal_noise(draft_ids, draft_probs / 1.2, target_probs)
+
+
+def none_means_uniform(draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_probs, bonus_token_ids, sampling_metadata):  # fmt: skip
+    """Drafts without probabilities are taken to be drawn evenly."""
+    if draft_probs is None:
+        draft_probs = torch.full_like(target_probs, 1 / target_probs.shape[-1])
+    return vllm_style(
+        draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_probs,
+        bonus_token_ids, sampling_metadata,
+    )  # fmt: skip
+
+
+def shortcut_when_equal(draft_ids, draft_probs, target_probs):
+    """Where the laws are the same it accepts everything, and adds the most probable id."""
+    if len(draft_ids) > 1 and torch.equal(target_probs[:-1], draft_probs):
+        return [*draft_ids.tolist(), target_probs[-1].argmax().item()]
+    return plain(draft_ids, draft_probs, target_probs)
+
+
+def tolerant_ratio(draft_ids, draft_probs, target_probs):
+    """A ratio is taken for 1 when it is within 96 units of rounding: nothing in float64, three quarters in bfloat16."""
+    for place, token in enumerate(draft_ids.tolist()):
+        ratio = target_probs[place, token] / draft_probs[place, token]
+        if ratio > 1 - 96 * torch.finfo(ratio.dtype).eps or torch.rand((), dtype=torch.float64) < ratio:
+            continue
+        left = (target_probs[place] - draft_probs[place]).clamp(min=0)
+        return [*draft_ids[:place].tolist(), torch.multinomial(left, 1).item()]
+    return [*draft_ids.tolist(), torch.multinomial(target_probs[-1], 1).item()]
