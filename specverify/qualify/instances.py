@@ -117,16 +117,15 @@ def same_laws(*, seed: int = 0) -> tuple[Instance, ...]:
 def shrunk(instance: Instance, fails: Callable[[Instance], bool], *, most_trials: int = 60) -> Instance:
     """A smaller instance that still fails: rows replaced by simpler ones, one at a time, while that is so."""
     trials = 0
-    smaller = True
-    while smaller and trials < most_trials:
-        smaller = False
+    while trials < most_trials:
         for candidate in _simpler(instance):
-            trials += 1
-            if candidate.size < instance.size and fails(candidate):
-                instance, smaller = candidate, True
-                break
-            if trials >= most_trials:
-                break
+            if candidate.size < instance.size and trials < most_trials:
+                trials += 1
+                if fails(candidate):
+                    instance = candidate
+                    break
+        else:
+            return instance
     return instance
 
 

@@ -12,7 +12,8 @@ import torch
 from specverify.choices import Stream
 from specverify.errors import PlanError, SpecverifyError, SubjectError
 from specverify.qualify.instances import Instance, Prefix, Row, random_instance
-from specverify.qualify.paths import FINEST, NotFollowed, Path, every
+from specverify.qualify.noise import Noise, Number
+from specverify.qualify.paths import NotFollowed, Path, every
 from specverify.qualify.randomness import Drawn, OnPath, Randomness
 from specverify.qualify.shapes import Function, Rows, Shape, Step, detect, find_shape
 
@@ -66,6 +67,9 @@ class Subject:
         except (NotFollowed, PlanError, SubjectError):
             raise
         except Exception as error:
+            if any(name in str(error) for name in (Noise.__name__, Number.__name__)):
+                msg = f"a random number that wasn't drawn doesn't go into what it calls: {error}"
+                raise NotFollowed(msg) from error
             msg = f"it raised {type(error).__name__}: {' '.join(str(error).split())[:120]}"
             raise SubjectError(msg) from error
         for ids, drafted, count in zip(rows, step.token_ids.tolist(), step.num_draft_tokens.tolist(), strict=True):
@@ -124,16 +128,18 @@ def exact_law(
     """
     counts = [each.num_drafts for each in instances] if lengths is None else list(lengths)
 
-    def program(path: Path) -> tuple[tuple[Outcome, ...], int]:
-        seen = outcomes(subject, instances, counts, OnPath(path), dtype=dtype, deterministic=deterministic)
-        return seen, path.coarsest
+    def program(path: Path) -> tuple[tuple[Outcome, ...], Path]:
+        return outcomes(subject, instances, counts, OnPath(path), dtype=dtype, deterministic=deterministic), path
 
     weights: defaultdict[tuple[Outcome, ...], float] = defaultdict(float)
-    coarsest = FINEST
-    for (outcome, steps), weight in every(program, independent=independent):
+    paths: list[Path] = []
+    for (outcome, path), weight in every(program, independent=independent):
         weights[outcome] += weight
-        coarsest = min(coarsest, steps)
-    return Observed(dict(weights), coarsest)
+        paths.append(path)
+    if any(counts) and any(path.handed_out for path in paths) and not any(path.looked_at for path in paths):
+        msg = "random numbers went in and nothing in torch looked at them, as with a compiled kernel"
+        raise NotFollowed(msg)
+    return Observed(dict(weights), min(path.coarsest for path in paths))
 
 
 def outcomes(

@@ -51,6 +51,7 @@ def steps_of(dtype: torch.dtype) -> int:
 
 def lazy_uniforms(path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Noise:
     """Uniforms that were not drawn, of any shape; also what a function that takes uniforms is handed."""
+    path.handed_out += torch.Size(shape).numel()
     handles = [path.uniform(steps_of(dtype)) for _ in range(torch.Size(shape).numel())]
     return Noise.made(torch.tensor(handles, dtype=torch.int64).reshape(shape), Form.UNIFORM, dtype)
 
@@ -144,11 +145,7 @@ class Following(TorchFunctionMode):
         if name in ("__iter__", "iter"):
             return iter(on_parts(torch.unbind, args, {}))
         if name in ("item", "tolist") and args[0].form is not Form.PICK:
-            return (
-                Number(args[0])
-                if args[0].handles.dim() == 0
-                else [Number(each) for each in on_parts(torch.unbind, args, {})]
-            )
+            return _numbers(on_parts(torch.squeeze, args, {}) if name == "item" else args[0])
         if name in CASTS and isinstance(args[0], Noise):
             dtype = func(blank(args[0]), *mapped(blank, args[1:]), **kwargs).dtype
             return Noise.made(args[0].handles, args[0].form, dtype, (args[0].scale, args[0].shift))
@@ -199,6 +196,7 @@ class Following(TorchFunctionMode):
 
     def _below(self, handle: int, form: Form, bound: float, scale: float, *, or_equal: bool) -> bool:
         """Whether scale · f(U) lies below the bound."""
+        self.path.looked_at += 1
         if handle < 0 or scale == 0:
             return bound >= 0 if or_equal else bound > 0
         cut, rises = threshold(form, bound / scale)
@@ -260,6 +258,7 @@ class Following(TorchFunctionMode):
         """The outcome of a draw, the same each time."""
         if draw not in self._decided:
             racers, weights = self._draws[draw]
+            self.path.looked_at += len(racers)
             reused = any(racer in self._raced or not self.path.untouched(racer) for racer in racers)
             if reused and not self.path.independent:
                 msg = "the same random numbers decide a draw and something else"
@@ -315,3 +314,10 @@ class Following(TorchFunctionMode):
             msg = "random and other numbers share a tensor"
             raise NotFollowed(msg)
         return Noise.made(handles, noise.form, value.dtype, (scale, shift))
+
+
+def _numbers(noise: Noise) -> Anything:
+    """Python numbers that were not drawn, in lists as deep as the tensor."""
+    if noise.handles.dim() == 0:
+        return Number(noise)
+    return [_numbers(each) for each in on_parts(torch.unbind, (noise,), {})]

@@ -55,6 +55,10 @@ class Path:
     coarsest: int = FINEST
     """The fewest steps of a uniform that was asked for."""
     siblings: list[tuple[int, ...]] = field(default_factory=list)
+    handed_out: int = 0
+    """Random numbers that torch's functions gave."""
+    looked_at: int = 0
+    """How often torch's functions decided by one."""
     _taken: list[int] = field(default_factory=list)
     _uniforms: list[_Uniform] = field(default_factory=list)
     _named: dict[Hashable, int] = field(default_factory=dict)
