@@ -12,6 +12,7 @@ from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.exits import guarded
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
+from specverify.cli.qualify import qualify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
 app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
+app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
 
 
 @app.command()
