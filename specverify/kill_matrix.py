@@ -36,7 +36,7 @@ __all__ = ["CORRECTNESS", "SMALL_PLAN", "Cell", "KillMatrix", "kill_matrix", "me
 CORRECTNESS: tuple[Check, ...] = tuple(check for check in CHECKS if check.id not in {"compatibility", "cost"})
 """Checks that say that texts or their law are wrong; the others look at tokenizer files and at the clock."""
 
-SMALL_PLAN = Plan(lossless_tokens=9_000, max_new_tokens=16, parameter_tokens=320, greedy_prompts=8, batch_size=128)
+SMALL_PLAN = Plan(lossless_tokens=14_000, max_new_tokens=16, parameter_tokens=320, greedy_prompts=8, batch_size=128)
 """What is asked of the small models."""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specverify.plan import Plan
     from specverify.scoring import ScoredTraces
 
-__all__ = ["ORDERS", "e_process", "e_process_test", "impossible_tokens", "pit_tests"]
+__all__ = ["ORDERS", "e_process", "e_process_test", "empty_texts", "impossible_tokens", "pit_tests"]
 
 ORDERS: dict[str, str] = {
     "pit_ratio": "draft/target ratio",
@@ -41,6 +41,18 @@ def impossible_tokens(scored: ScoredTraces) -> tuple[Finding, ...]:
             )
         )
     return tuple(findings)
+
+
+def empty_texts(scored: ScoredTraces) -> tuple[Finding, ...]:
+    """Texts without a token: every text has one, if only its EOS, and leaving it out changes the law of the others."""
+    return tuple(
+        Finding(
+            text="a text without a token: not even the EOS that ended it was handed out",
+            place=f"{trace.request.id}, sample {trace.sample}",
+        )
+        for trace in scored.traces
+        if not trace.token_ids
+    )[:5]
 
 
 def e_process(scored: ScoredTraces) -> EProcess:

@@ -14,10 +14,12 @@ from specverify.checks.evidence import (
     e_process,
     e_process_plot,
     e_process_test,
+    empty_texts,
     impossible_tokens,
     pit_tests,
     qq_plot,
 )
+from specverify.checks.serial import serial_test
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from specverify.sampling import probabilities
 from specverify.statistics.budget import e_threshold
@@ -85,7 +87,7 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
     """Chi-square of the first tokens of many samples of one prompt against the target's exact law."""
     tests = []
     for prompt in _first_token_prompts(subject, plan):
-        traces = [trace for trace in scored.traces if trace.request.id == f"first_token/{prompt.id}"]
+        traces = [t for t in scored.traces if t.request.id == f"first_token/{prompt.id}" and t.token_ids]
         if not traces:
             continue
         expected = _law_after(subject, prompt, traces[0].request.params)
@@ -123,11 +125,12 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     stream = _stream(scored, plan)
     drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
     steps_known = any(trace.steps for trace in stream.traces)
-    findings = impossible_tokens(scored)
+    findings = (*impossible_tokens(scored), *empty_texts(scored))
     pit = pit_tests(stream, plan, name="stream") if len(stream) else ()
     tests = (
         *((e_process_test(stream, name="stream"),) if len(stream) else ()),
         *pit,
+        *serial_test(stream, plan, name="stream"),
         *_first_token_tests(subject, plan, scored),
     )
     detectable = min((test.smallest_detectable or 1.0 for test in pit), default=1.0)
