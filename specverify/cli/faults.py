@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specverify.faults import Fault
-    from specverify.kill_matrix import Cell, KillMatrix
+    from specverify.kill_matrix import KillMatrix
 
 __all__ = ["faults"]
 
@@ -23,6 +23,7 @@ _WORKERS = 2
 Names = Annotated[list[str] | None, typer.Argument(metavar="[FAULT]...", help="These alone.", show_default=False)]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="These checks alone, or use commas.")]
 List = Annotated[bool, typer.Option("--list", help="Name them, and plant nothing.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="As the document docs/faults.md.")]
 Pair = Annotated[
     str | None,
     typer.Option("--pair", metavar="NAME", help="Plant them in an embedded pair instead of models of 24 ids: slow."),
@@ -35,6 +36,7 @@ def faults(
     only: Only = None,
     pair: Pair = None,
     list_: List = False,
+    markdown: Markdown = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -43,6 +45,7 @@ def faults(
     Ends with 1 if a check lets a fault pass that it is known to catch.
     """
     from specverify.faults import FAULTS, find_fault
+    from specverify.report.faults import render_faults, sentence, table
 
     chosen = tuple(map(find_fault, names)) if names else FAULTS
     if list_:
@@ -53,10 +56,11 @@ def faults(
     if as_json:
         typer.echo(json.dumps(_as_object(matrix), indent=2))
     elif quiet:
-        typer.echo(_sentence(matrix))
+        typer.echo(sentence(matrix))
+    elif markdown:
+        typer.echo(render_faults(matrix), nl=False)
     else:
-        typer.echo(_table(matrix))
-        typer.echo(f"\n{_sentence(matrix)}")
+        typer.echo(f"{table(matrix)}\n\n{sentence(matrix)}")
     return 1 if matrix.missed else 0
 
 
@@ -72,10 +76,13 @@ def _list(chosen: Sequence[Fault], *, as_json: bool, quiet: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("fault", "stands for", "caught by", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    listed = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    listed.add_column("fault", no_wrap=True)
+    listed.add_column("stands for")
+    listed.add_column("caught by")
     for fault in chosen:
-        table.add_row(Text(fault.name), Text(fault.stands_for), Text(", ".join(fault.caught_by)))
-    Console().print(table)
+        listed.add_row(Text(fault.name), Text(fault.stands_for), Text(", ".join(fault.caught_by)))
+    Console().print(listed)
 
 
 def _measured(
@@ -131,34 +138,3 @@ def _as_object(matrix: KillMatrix) -> dict[str, object]:
         "empty_rows": list(matrix.empty_rows),
         "empty_columns": list(matrix.empty_columns),
     }
-
-
-def _table(matrix: KillMatrix) -> str:
-    """A line a fault; a number is the samples after which the check failed, a dot that it passed."""
-    wide = max(len(fault.name) for fault in matrix.faults) + 2
-    units = {cell.check_id: cell.sample_unit for cell in matrix.cells if cell.killed}
-    lines = [
-        " " * wide + "  ".join(matrix.check_ids),
-        " " * wide + "  ".join(f"{units.get(name, ''):>{len(name)}}" for name in matrix.check_ids),
-    ]
-    for fault in matrix.faults:
-        cells = (f"{_shown(matrix.cell(fault.name, name)):>{len(name)}}" for name in matrix.check_ids)
-        lines.append(f"{fault.name:<{wide}}{'  '.join(cells)}")
-    return "\n".join(lines)
-
-
-def _shown(cell: Cell) -> str:
-    if not cell.killed:
-        return "·"
-    return f"{cell.crossed_at_tokens or cell.num_samples:,}" if cell.num_samples else "broke"
-
-
-def _sentence(matrix: KillMatrix) -> str:
-    """How many were caught, and what is missing."""
-    caught = len(matrix.faults) - len(matrix.empty_rows)
-    said = f"{caught} of {len(matrix.faults)} faults caught by {', '.join(matrix.check_ids)}"
-    if matrix.empty_rows:
-        said += f"; by none of them: {', '.join(matrix.empty_rows)}"
-    if matrix.missed:
-        said += f"; MISSED: {', '.join(f'{cell.fault} by {cell.check_id}' for cell in matrix.missed)}"
-    return said

@@ -82,7 +82,7 @@ BATCH_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="parameters-of-first-row",
         stands_for="the first request's temperature and truncation are used for its whole batch",
-        caught_by=("parameters", "reproducibility"),
+        caught_by=("reproducibility", "parameters"),
         apply=lambda decoder: replace(decoder, law=law_of(_of_first_row)),
     ),
     Fault(

@@ -162,7 +162,7 @@ STREAM_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="samples-share-seed",
         stands_for="all samples of a request use the same random numbers",
-        caught_by=("lossless", "reproducibility"),
+        caught_by=("reproducibility", "lossless"),
         apply=_keyed(lambda row: row.request.seed, lambda _: 0),
     ),
     Fault(

@@ -18,9 +18,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_fault_is_caught(fault):
-    """Each check that a fault names fails on it."""
-    for result in measured(fault, [BY_ID[check_id] for check_id in fault.caught_by]):
-        assert result.verdict is Verdict.FAIL, f"{fault.name} was not caught by {result.id}: {result.summary}"
+    """The first check that a fault names fails on it; the others do in the whole matrix, at night."""
+    (result,) = measured(fault, [BY_ID[fault.caught_by[0]]])
+    assert result.verdict is Verdict.FAIL, f"{fault.name} was not caught by {result.id}: {result.summary}"
 
 
 def test_healthy_decoder_is_not_failed():
@@ -39,7 +39,7 @@ def test_healthy_decoder_raises_no_alarm_at_other_seeds(seed):
 def test_no_fault_is_caught_by_nothing_and_no_check_catches_nothing():
     """With the tests above: no row and no column of the kill matrix is empty."""
     assert all(fault.caught_by for fault in FAULTS)
-    assert {check_id for fault in FAULTS for check_id in fault.caught_by} == set(BY_ID)
+    assert {fault.caught_by[0] for fault in FAULTS} == set(BY_ID)
 
 
 def test_each_fault_has_a_name_and_a_meaning_of_its_own():
