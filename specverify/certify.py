@@ -174,7 +174,7 @@ class Transcripts:
                     traces,
                     target=subject.target,
                     draft=subject.draft,
-                    stages=subject.rule == "chain",
+                    stages=subject.rule == "chain" and subject.drafts_follow_law,
                     workers=subject.workers,
                 )
         return self._scored[key]

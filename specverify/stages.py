@@ -46,9 +46,9 @@ def drafts_and_roles(trace: DecodeTrace) -> list[tuple[int, Role]]:
     """
     known: list[tuple[int, Role]] = []
     for step in trace.steps:
-        drafts, accepted = step.draft_token_ids, step.num_accepted_tokens
+        drafts, accepted = step.draft_token_ids, min(step.num_accepted_tokens, len(step.draft_token_ids))
         for place in range(step.num_emitted_tokens):
-            if not drafts:
+            if not drafts or place > accepted:
                 known.append((-1, Role.UNKNOWN))
             elif place < accepted:
                 known.append((drafts[place], Role.ACCEPTED))

@@ -41,5 +41,7 @@ class Subject:
     """The rule that the engine says it follows; where it is `chain`, and steps show their drafts, each stage is tested."""
     workers: int = 1
     """Pieces of scoring done side by side; changes no result."""
+    drafts_follow_law: bool = True
+    """Whether drafts are drawn from the law of `draft`, not chosen (prompt lookup, a script)."""
     command: str = "specverify certify"
     """The command line up to its options, for `reproduce` lines."""

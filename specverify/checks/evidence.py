@@ -35,6 +35,7 @@ __all__ = [
     "detectable_shift",
     "e_process",
     "e_process_test",
+    "empty_texts",
     "impossible",
     "pit_tests",
     "positive_statements",
@@ -117,6 +118,18 @@ def support(subject: Subject, plan: Plan, scored: ScoredTraces) -> Support:
         )
         findings.append(Finding(text=text, severity=Verdict.PASS))
     return Support(tuple(findings), scored.where(~outside), share)
+
+
+def empty_texts(scored: ScoredTraces) -> tuple[Finding, ...]:
+    """Texts without a token: every text has one, if only its EOS, and leaving it out changes the law of the others."""
+    return tuple(
+        Finding(
+            text="a text without a token: not even the EOS that ended it was handed out",
+            place=f"{trace.request.id}, sample {trace.sample}",
+        )
+        for trace in scored.traces
+        if not trace.token_ids
+    )[:5]
 
 
 def e_process(scored: ScoredTraces) -> EProcess:

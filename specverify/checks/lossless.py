@@ -15,6 +15,7 @@ from specverify.checks.evidence import (
     e_process,
     e_process_plot,
     e_process_test,
+    empty_texts,
     impossible,
     pit_tests,
     positive_statements,
@@ -22,6 +23,7 @@ from specverify.checks.evidence import (
     support,
     tokens_needed,
 )
+from specverify.checks.serial import serial_test
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from specverify.sampling import probabilities
 from specverify.statistics.budget import e_threshold
@@ -109,7 +111,7 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
     """Chi-square of the first tokens of many samples of one prompt against the target's exact law."""
     tests = []
     for prompt in _first_token_prompts(subject, plan):
-        traces = [trace for trace in scored.traces if trace.request.id == f"first_token/{prompt.id}"]
+        traces = [t for t in scored.traces if t.request.id == f"first_token/{prompt.id}" and t.token_ids]
         if not traces:
             continue
         expected = _law_after(subject, prompt, traces[0].request.params)
@@ -145,11 +147,13 @@ def _law_after(
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     found = support(subject, plan, scored)
+    found = replace(found, findings=(*empty_texts(scored), *found.findings))
     stream, watched = _stream(found.inside, plan), _watched(found.inside, plan)
     drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
     tests = (
         *((e_process_test(watched, name="stream"),) if len(watched) else ()),
         *(pit_tests(stream, plan, name="stream") if len(stream) else ()),
+        *serial_test(stream, plan, name="stream"),
         *_first_token_tests(subject, plan, scored),
     )
     log10_e = next((test.log10_e for test in tests if test.log10_e is not None), 0.0)

@@ -82,7 +82,7 @@ BATCH_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="parameters-of-first-row",
         stands_for="the first request's temperature and truncation are used for its whole batch",
-        caught_by=("parameters", "reproducibility"),
+        caught_by=("reproducibility", "parameters"),
         apply=lambda decoder: replace(decoder, law=law_of(_of_first_row)),
     ),
     Fault(
@@ -94,7 +94,7 @@ BATCH_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="requests-swapped",
         stands_for="when a sequence ends, two of those that go on are handed each other's request",
-        caught_by=("greedy", "reproducibility"),
+        caught_by=("reproducibility",),
         apply=_with_requests_swapped,
     ),
     Fault(

@@ -35,7 +35,7 @@ class Fault:
     stands_for: str
     """The class of public bug."""
     caught_by: tuple[str, ...]
-    """Ids of checks that must fail on it; others may, too."""
+    """Ids of checks that must fail on it, the one that is cheapest to ask first; others may fail, too."""
     apply: Callable[[Decoder], Decoder]
     """The decoder with one part of it changed."""
     around: Callable[[Engine], Engine] = _as_it_is

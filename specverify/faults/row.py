@@ -87,7 +87,7 @@ ROW_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="draft-law-of-neighbour",
         stands_for="draft probabilities are paired with another request after a reorder of the batch",
-        caught_by=("lossless", "reproducibility"),
+        caught_by=("reproducibility", "lossless"),
         apply=lambda decoder: replace(decoder, drafter=Proposing(decoder.drafter, _law_of_neighbour)),
     ),
 )

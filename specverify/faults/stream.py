@@ -58,6 +58,39 @@ def _keyed(seed: Callable[[Row], int], sequence: Callable[[Row], int]) -> Callab
     return apply
 
 
+@dataclass(frozen=True)
+class _Reseeded:
+    """Choices that forget where they stand: every step gets the uniforms of the first."""
+
+    inner: Choices
+
+    def accept(self, prob: Tensor, *, stream: Stream, at: Tensor, leading: bool = False) -> Tensor:
+        return self.inner.accept(prob, stream=stream, at=at, leading=leading)
+
+    def draw(self, probs: Tensor, *, stream: Stream | Tensor, at: Tensor, guesses: Tensor | None = None) -> Tensor:
+        return self.inner.draw(probs, stream=stream, at=at, guesses=guesses)
+
+    def race(self, probs: Tensor, *, at: Tensor) -> Tensor:
+        return self.inner.race(probs, at=at)
+
+    def moved(self, position: Tensor, step: Tensor) -> Choices:
+        del position, step
+        return self
+
+    def select(self, rows: Tensor) -> Choices:
+        return _Reseeded(self.inner.select(rows))
+
+
+def _reseeded(decoder: Decoder) -> Decoder:
+    def choices(rows: Sequence[Row]) -> Choices:
+        device = decoder.target.device
+        seeds = torch.tensor([row.request.seed for row in rows], device=device)
+        samples = torch.tensor([row.sample for row in rows], device=device)
+        return _Reseeded(Philox.start(seeds, samples, window=decoder.num_speculative_tokens + 1))
+
+    return replace(decoder, choices=choices)
+
+
 def _seeded_by_place(decoder: Decoder) -> Decoder:
     """Rows are keyed by their place in the batch, not by their request."""
 
@@ -78,31 +111,31 @@ STREAM_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="draft-noise-in-accept",
         stands_for="the uniform that drew the draft also accepts it",
-        caught_by=("lossless",),
+        caught_by=("boundary", "lossless"),
         apply=rule(ChainParts(accept_stream=Stream.DRAFT)),
     ),
     Fault(
         name="draft-noise-in-residual",
         stands_for="the uniform that drew the draft also draws its replacement",
-        caught_by=("lossless",),
+        caught_by=("boundary", "lossless"),
         apply=rule(ChainParts(residual_stream=Stream.DRAFT)),
     ),
     Fault(
         name="draft-noise-in-bonus",
         stands_for="the uniform that drew the last draft also draws the bonus",
-        caught_by=("lossless",),
+        caught_by=("boundary", "lossless"),
         apply=rule(ChainParts(bonus_stream=Stream.DRAFT, bonus_at=lambda place: place - 1)),
     ),
     Fault(
         name="accept-noise-in-residual",
         stands_for="the uniform that rejected the draft also draws its replacement",
-        caught_by=("lossless",),
+        caught_by=("boundary", "lossless"),
         apply=rule(ChainParts(residual_stream=Stream.ACCEPT)),
     ),
     Fault(
         name="accept-noise-in-bonus",
         stands_for="the uniform that accepted the last draft also draws the bonus",
-        caught_by=("lossless",),
+        caught_by=("boundary", "lossless"),
         apply=rule(ChainParts(bonus_stream=Stream.ACCEPT, bonus_at=lambda place: place - 1)),
     ),
     Fault(
@@ -132,8 +165,14 @@ STREAM_FAULTS: tuple[Fault, ...] = (
     Fault(
         name="samples-share-seed",
         stands_for="all samples of a request use the same random numbers",
-        caught_by=("lossless", "reproducibility"),
+        caught_by=("reproducibility", "lossless"),
         apply=_keyed(lambda row: row.request.seed, lambda _: 0),
+    ),
+    Fault(
+        name="generator-reseeded",
+        stands_for="the generator is seeded anew for every step, which then repeats the random numbers of the one before",
+        caught_by=("lossless",),
+        apply=_reseeded,
     ),
     Fault(
         name="seed-by-batch-place",
