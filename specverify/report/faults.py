@@ -15,7 +15,7 @@ __all__ = ["render_faults", "sentence", "table"]
 
 _ABOUT = """# Planted faults
 
-Written by `specverify faults --markdown`; a test holds it against the faults in the code.
+Written by `specverify faults --markdown`.
 
 A fault changes one part of the reference decoder, or what an engine makes of its answers. Each stands for a class of bugs
 that were reported of real engines, and names checks that must fail on it. `specverify faults` plants them all in two models
