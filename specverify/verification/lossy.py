@@ -118,7 +118,8 @@ def relaxed_top_k(
     """Accept one of the k likeliest ids whose probability is at most `delta` below the largest."""
     del q
     top = p.topk(min(k, p.shape[-1]), -1).values
-    return ((p >= top[..., -1:]) & (p >= top[..., :1] - delta)).to(p.dtype)
+    close = (p >= top[..., -1:]) & (p >= top[..., :1] - delta)
+    return (close & (p > 0)).to(p.dtype)
 
 
 def _ratio(p: Float[Tensor, "rows vocab"], q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:

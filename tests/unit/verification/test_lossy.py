@@ -49,3 +49,9 @@ def test_with_no_weight_on_the_draft_an_ensemble_is_lossless():
     p, q = random_table(5, 1, seed=9).levels[1].exp()[:2]
     exact = LossyRule(lambda p, q: ensemble(p, q, weight=1.0), from_residual=True)
     assert float(bias(exact, p[None], q[None])) == pytest.approx(0, abs=1e-12)
+
+
+def test_relaxed_top_k_accepts_nothing_impossible():
+    """Where fewer than k ids have any probability."""
+    p = torch.tensor([[0.6, 0.4, 0.0]], dtype=torch.float64)
+    assert LOSSY["relaxed-top-k"].accepts(p, torch.full_like(p, 1 / 3)).tolist() == [[1.0, 1.0, 0.0]]
