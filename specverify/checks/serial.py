@@ -24,6 +24,8 @@ __all__ = ["serial_test"]
 
 def serial_test(scored: ScoredTraces, plan: Plan, *, name: str) -> tuple[StatisticalTest, ...]:
     """Chi-square of the differences of consecutive PIT values by id, the order in which tokens are drawn."""
+    if not len(scored["pit_id"]):
+        return ()
     follows = np.diff(scored["trace"]) == 0
     follows &= np.diff(scored["position"]) == 1
     differences = np.mod(np.diff(scored["pit_id"])[follows], 1)
