@@ -134,6 +134,8 @@ class DecodeTrace:
     token_ids: tuple[int, ...]
     finish: FinishReason
     steps: tuple[DecodeStep, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """The natural log-probability that the engine reports of each token: a claim to check, never evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,10 @@ class _Recounted:
     def capabilities(self) -> frozenset[Capability]:
         return self.inner.capabilities
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        return self.inner.parameters
+
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         for trace in self.inner.decode(requests):
             yield replace(trace, steps=tuple(self.recount(trace)))
