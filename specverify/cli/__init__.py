@@ -12,6 +12,8 @@ from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
+from specverify.cli.gate import gate
+from specverify.cli.init import init
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
 from specverify.cli.qualify import qualify
 
@@ -29,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
+app.command(short_help="May these files be served on the strength of a certificate?")(gate)
+app.command(short_help="Write a commented policy for the gate.")(init)
 app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
 app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
