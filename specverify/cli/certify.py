@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,11 +13,14 @@ from specverify.cli.exits import EXIT_CODES, Interrupted, crash_kept_in, say
 from specverify.cli.invocation import Invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from specverify.cli.invocation import Sources
     from specverify.plan import Plan
-    from specverify.records import Certificate
+    from specverify.records import Certificate, ModelFingerprint
+    from specverify.subject import Subject
     from specverify.watch import Watch
 
 __all__ = ["certify"]
@@ -42,6 +47,9 @@ def certify(
     seed: options.Seed = None,
     out: options.Out = None,
     resume: options.Resume = True,
+    ray: options.Ray = None,
+    ray_workers: options.RayWorkers = None,
+    ray_gpus: options.RayGpus = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -58,13 +66,21 @@ def certify(
     sources = invocation.sources()
     folder = invocation.folder(sources)
     with crash_kept_in(folder):
-        certificate = _run(invocation, sources, folder, resume=resume, quiet=quiet, as_json=as_json)
+        cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
+        certificate = _run(invocation, sources, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
 
 def _run(
-    invocation: Invocation, sources: Sources, folder: Path, *, resume: bool, quiet: bool, as_json: bool
+    invocation: Invocation,
+    sources: Sources,
+    folder: Path,
+    *,
+    cluster: Mapping[str, Any] | None,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> Certificate:
     """Everything that can be refused is refused first; then load, certify, write."""
     from rich.console import Console
@@ -74,7 +90,7 @@ def _run(
     plan = invocation.plan()
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
-        return _certified(invocation, sources, plan, folder, watch=watch, resume=resume, quiet=quiet)
+        return _certified(invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet)
     except KeyboardInterrupt as error:
         msg = "interrupted; run the same command again to resume"
         raise Interrupted(msg) from error
@@ -88,6 +104,7 @@ def _certified(
     plan: Plan,
     folder: Path,
     *,
+    cluster: Mapping[str, Any] | None,
     watch: Watch,
     resume: bool,
     quiet: bool,
@@ -107,19 +124,36 @@ def _certified(
         key = run_key(subject, plan, digests, fault=invocation.fault)
         store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
         watch.advance()
-        certificate = certified(
-            subject,
-            plan,
-            watch=watch,
-            store=store,
-            fault=invocation.fault,
-            trust_remote_code=invocation.trust_remote_code,
-            digests=digests,
-        )
+        make = partial(make_subject, invocation, sources, plan)
+        with _computed_on(cluster, subject, plan, make, digests) as computed:
+            certificate = certified(
+                computed,
+                plan,
+                watch=watch,
+                store=store,
+                fault=invocation.fault,
+                trust_remote_code=invocation.trust_remote_code,
+                digests=digests,
+            )
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate))
         store.remove()
         return certificate
+
+
+def _computed_on(
+    cluster: Mapping[str, Any] | None,
+    subject: Subject,
+    plan: Plan,
+    make: Callable[[], Subject],
+    digests: tuple[ModelFingerprint, ModelFingerprint | None],
+) -> AbstractContextManager[Subject]:
+    """This process, or a Ray cluster: what is decoded and scored is the same."""
+    if cluster is None:
+        return nullcontext(subject)
+    from specverify.cluster import sharded
+
+    return sharded(subject, plan, make, digests=digests, say=say, **cluster)
 
 
 def _named(certificate: Certificate, sources: Sources) -> Certificate:
