@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["certify"]
+__all__ = ["certify", "run"]
 
 
 def certify(
@@ -47,6 +47,7 @@ def certify(
     seed: options.Seed = None,
     out: options.Out = None,
     resume: options.Resume = True,
+    matrix: options.MatrixFile = None,
     ray: options.Ray = None,
     ray_workers: options.RayWorkers = None,
     ray_gpus: options.RayGpus = None,
@@ -63,16 +64,20 @@ def certify(
         num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
     )  # fmt: skip
+    cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
+    if matrix is not None:
+        from specverify.cli.matrix import certify_matrix
+
+        return certify_matrix(matrix, invocation, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
     sources = invocation.sources()
     folder = invocation.folder(sources)
     with crash_kept_in(folder):
-        cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
-        certificate = _run(invocation, sources, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
+        certificate = run(invocation, sources, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
 
-def _run(
+def run(
     invocation: Invocation,
     sources: Sources,
     folder: Path,
@@ -81,6 +86,7 @@ def _run(
     resume: bool,
     quiet: bool,
     as_json: bool,
+    keep_checkpoint: bool = False,
 ) -> Certificate:
     """Everything that can be refused is refused first; then load, certify, write."""
     from rich.console import Console
@@ -90,7 +96,10 @@ def _run(
     plan = invocation.plan()
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
-        return _certified(invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet)
+        return _certified(
+            invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet,
+            keep_checkpoint=keep_checkpoint,
+        )  # fmt: skip
     except KeyboardInterrupt as error:
         msg = "interrupted; run the same command again to resume"
         raise Interrupted(msg) from error
@@ -108,6 +117,7 @@ def _certified(
     watch: Watch,
     resume: bool,
     quiet: bool,
+    keep_checkpoint: bool,
 ) -> Certificate:
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
@@ -137,7 +147,8 @@ def _certified(
             )
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate))
-        store.remove()
+        if not keep_checkpoint:
+            store.remove()
         return certificate
 
 
