@@ -27,6 +27,7 @@ import typer
 
 from specverify.errors import ClaimViolated, InternalError, SubjectError, UsageError
 from specverify.records import Verdict
+from specverify.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +101,7 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
 
 def say(sentence: str) -> None:
     """One line to whoever watches, on standard error."""
-    typer.echo(f"specverify: {' '.join(sentence.split())}", err=True)
+    typer.echo(f"specverify: {redacted(' '.join(sentence.split()))}", err=True)
 
 
 @contextlib.contextmanager
@@ -127,7 +128,7 @@ def _bug(error: Exception, folder: Path) -> str:
         with contextlib.suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)
             file = place / "crash.txt"
-            file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            file.write_text(redacted("".join(traceback.format_exception(error))), encoding="utf-8")
             return f"{head}; this is a bug in specverify: please report it with your command and {file}"
     return f"{head}; this is a bug in specverify: please report it with your command"
 
@@ -151,5 +152,5 @@ def _sentence(error: Exception) -> tuple[str, int]:
 def _end(sentence: str, kind: str, code: int, *, as_json: bool) -> int:
     say(sentence)
     if as_json:
-        typer.echo(json.dumps({"error": " ".join(sentence.split()), "kind": kind, "exit_code": code}))
+        typer.echo(json.dumps({"error": redacted(" ".join(sentence.split())), "kind": kind, "exit_code": code}))
     return code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specverify.codec import write_text_atomically
 from specverify.errors import OutputError
+from specverify.redaction import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +49,13 @@ def reserved(folder: Path) -> Iterator[None]:
 
 
 def render(certificate: Certificate) -> dict[str, str]:
-    """Every file's text by its name; nothing is written yet."""
+    """Every file's text by its name, without secrets; nothing is written yet."""
     from specverify.report.html import render_html
     from specverify.report.junit import render_junit
     from specverify.report.markdown import render_markdown
     from specverify.statement import render_statement
 
+    certificate = without_secrets(certificate)
     return {
         "report.html": render_html(certificate),
         "junit.xml": render_junit(certificate),
