@@ -121,7 +121,7 @@ def _certified(
 ) -> Certificate:
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
-    from specverify.cli.output import render, reserved, write_all
+    from specverify.cli.output import last_of, render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
@@ -146,7 +146,7 @@ def _certified(
                 digests=digests,
             )
         certificate = _named(certificate, sources) if invocation.target is None else certificate
-        write_all(folder, render(certificate))
+        write_all(folder, render(certificate, last_of(folder)))
         if not keep_checkpoint:
             store.remove()
         return certificate

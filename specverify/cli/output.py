@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from specverify.records import Certificate
 
-__all__ = ["CERTIFICATE", "render", "reserved", "write_all"]
+__all__ = ["CERTIFICATE", "last_of", "render", "reserved", "write_all"]
 
 CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
@@ -48,7 +48,17 @@ def reserved(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
-def render(certificate: Certificate) -> dict[str, str]:
+def last_of(folder: Path) -> Certificate | None:
+    """The certificate that a run is about to replace, to compare it with; None where there is none that can be read."""
+    from specverify.statement import read_certificate
+
+    try:
+        return read_certificate(folder / CERTIFICATE)
+    except OutputError:
+        return None
+
+
+def render(certificate: Certificate, last: Certificate | None = None) -> dict[str, str]:
     """Every file's text by its name, without secrets; nothing is written yet."""
     from specverify.report.html import render_html
     from specverify.report.junit import render_junit
@@ -57,9 +67,9 @@ def render(certificate: Certificate) -> dict[str, str]:
 
     certificate = without_secrets(certificate)
     return {
-        "report.html": render_html(certificate),
+        "report.html": render_html(certificate, last),
         "junit.xml": render_junit(certificate),
-        "summary.md": render_markdown(certificate),
+        "summary.md": render_markdown(certificate, last),
         CERTIFICATE: render_statement(certificate),
     }
 
