@@ -29,7 +29,12 @@ _SURFACES = {
     "tests/plugin": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
-    "tests/unit/test_codec.py": ("pydantic",),
+    "tests/browser": ("jinja2", "matplotlib"),
+    "tests/ray": ("ray", "typer", "rich", "pydantic"),
+    **dict.fromkeys(
+        (f"tests/unit/test_{name}.py" for name in ("codec", "statement", "matrix", "redaction", "policy_file", "door")),
+        ("pydantic", "jinja2", "matplotlib", "typer"),
+    ),
 }
 
 
