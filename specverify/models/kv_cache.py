@@ -40,6 +40,9 @@ _CACHE_ARGUMENTS = ("cache", "past_key_values")
 
 _ALIBI_MODELS = frozenset({"bloom", "mpt"})
 
+_ALWAYS_CAUSAL = frozenset({"gpt_neox", "gpt_neox_japanese"})
+"""Models whose configuration has the field `is_decoder`, False unless set, and which never read it (Pythia is one)."""
+
 _ATTENTION_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 """Cache layers that hold keys and values and nothing else (a dummy layer holds nothing: it shares another's)."""
 
@@ -69,7 +72,8 @@ def _why_not(module: PreTrainedModel) -> str | None:
     config = module.config
     if config.is_encoder_decoder:
         return "is an encoder-decoder, which does not continue a prompt"
-    if getattr(config, "is_decoder", True) is False or getattr(config, "is_causal", True) is False:
+    is_decoder = config.model_type in _ALWAYS_CAUSAL or getattr(config, "is_decoder", True)
+    if is_decoder is False or getattr(config, "is_causal", True) is False:
         return "attends in both directions, so it is not a causal language model"
     text_config = config.get_text_config(decoder=True)
     kinds = set(getattr(text_config, "layer_types", None) or ())

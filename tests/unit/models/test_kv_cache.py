@@ -167,6 +167,16 @@ def test_a_model_that_attends_in_both_directions_is_refused() -> None:
         require_rollback(module)
 
 
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gpt_neox_japanese"])
+def test_a_causal_model_that_leaves_is_decoder_unset_is_accepted(model_type: str) -> None:
+    """GPT-NeoX and Pythia have the field in their configuration and never read it."""
+    sizes = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 256}
+    config = AutoConfig.for_model(model_type, **sizes, num_hidden_layers=2, num_attention_heads=2)
+    assert config.is_decoder is False
+    model = TransformersModel(AutoModelForCausalLM.from_config(config), model_type)
+    assert worst_difference(model, seed=0) < ALLOWED[torch.float32]
+
+
 def test_holes_are_allowed_only_where_they_do_no_harm() -> None:
     """Full attention with position ids; a window, ALiBi, or code that we haven't read gets left padding."""
     assert not counts_slots(random_module("llama"))
