@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from properties.strategies import Prefixed, prefixed_rows
 from specverify.errors import NonFiniteLogits
 from specverify.faults.decoder import law_without_drafts, law_without_penalties
-from specverify.records import SamplingParams
 from specverify.sampling import probabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specverify.decoding import Law
+    from specverify.records import SamplingParams
 
 VOCAB_SIZE = 6
 BLOCK = 3
@@ -37,11 +37,12 @@ TOLERANCE = 1e-12
 """Logits are float64 here, and stay so."""
 
 
-
 # ------------------------------------------------------------------------------------------- the same, id by id
 
 
-def written_out(logits: Sequence[float], params: SamplingParams, prefix: Sequence[int], prompt_length: int) -> np.ndarray:
+def written_out(
+    logits: Sequence[float], params: SamplingParams, prefix: Sequence[int], prompt_length: int
+) -> np.ndarray:
     """The law after `prefix`, one id at a time."""
     scores = [float(logit) for logit in logits]
     for token in set(prefix):
@@ -105,7 +106,7 @@ def shares(scores: list[float]) -> np.ndarray:
 
 
 def on_an_edge(row: Prefixed, place: int) -> bool:
-    """Whether rounding, or a tie, may decide a truncation the other way: a share within 1e-9 of top_p's or min_p's edge."""
+    """Whether rounding may decide a truncation the other way: a share within 1e-9 of top_p's or min_p's edge."""
     params = row.params
     if params.temperature == 0:
         return False
@@ -154,7 +155,10 @@ def follows_the_definition(law: Law, rows: Sequence[Prefixed]) -> None:
 def leaves_a_token(row: Prefixed) -> bool:
     """Whether bans and minimum length leave something to emit at every place."""
     return all(
-        not all(is_forbidden(token, row.params, list(row.token_ids[: row.first + place]), row.prompt_length) for token in range(VOCAB_SIZE))
+        not all(
+            is_forbidden(token, row.params, list(row.token_ids[: row.first + place]), row.prompt_length)
+            for token in range(VOCAB_SIZE)
+        )
         for place in range(BLOCK)
     )
 
@@ -225,7 +229,9 @@ def min_p_of_the_mass(logits: torch.Tensor, params: list[SamplingParams], **wher
     return law / law.sum(-1, keepdim=True)
 
 
-def length_from_the_prompts_start(logits: torch.Tensor, params: list[SamplingParams], **where: torch.Tensor) -> torch.Tensor:
+def length_from_the_prompts_start(
+    logits: torch.Tensor, params: list[SamplingParams], **where: torch.Tensor
+) -> torch.Tensor:
     """The prompt counts towards the minimum length."""
     return probabilities(logits, params, **where | {"prompt_lengths": torch.zeros_like(where["prompt_lengths"])})
 
