@@ -122,20 +122,21 @@ def proposals(draw: st.DrawFn, vocab_size: int, *, trees: bool = False) -> Propo
     parents -= 1
     probs = torch.zeros(len(sizes), width, vocab_size, dtype=torch.float64)
     for row, size in enumerate(sizes):
-        after: dict[int, torch.Tensor] = {}
-        taken: dict[int, set[int]] = {}
+        after = {-1: draw(laws(vocab_size))}
+        free = {-1: _possible(after[-1])}
         for place in range(size):
-            parent = draw(st.integers(-1, place - 1)) if trees else place - 1
-            law = after.setdefault(parent, draw(laws(vocab_size)))
-            free = [token for token in law.nonzero()[:, 0].tolist() if token not in taken.setdefault(parent, set())]
-            if not free:  # every possible sibling is there: this node starts a deeper level
-                parent = place - 1
-                law = after.setdefault(parent, draw(laws(vocab_size)))
-                free = [token for token in law.nonzero()[:, 0].tolist() if token not in taken.setdefault(parent, set())]
-            token = draw(st.sampled_from(free))
-            taken[parent].add(token)
-            ids[row, place], parents[row, place], probs[row, place] = token, parent, law
+            parent = draw(st.sampled_from([node for node in free if free[node]])) if trees else place - 1
+            token = draw(st.sampled_from(free[parent]))
+            free[parent].remove(token)
+            ids[row, place], parents[row, place], probs[row, place] = token, parent, after[parent]
+            after[place] = draw(laws(vocab_size))
+            free[place] = _possible(after[place])
     return Proposal(ids, torch.tensor(sizes), probs, parents if trees else None)
+
+
+def _possible(law: torch.Tensor) -> list[int]:
+    """Ids of positive probability."""
+    return law.nonzero()[:, 0].tolist()
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
