@@ -29,6 +29,7 @@ from specverify.models.kv_cache import MaskedCache, require_rollback
 
 if TYPE_CHECKING:
     from specverify.models.transformers import TransformersSession
+    from specverify.models.tree_block import TreeBlock
 
 MAX_ROWS, MAX_TOKENS, STEPS = 4, 24, 12
 
@@ -181,9 +182,9 @@ class StalePositions(MaskedCache):
 
     longest = 0
 
-    def arguments(self, num_tokens: np.ndarray, block: int) -> dict[str, object]:
+    def arguments(self, num_tokens: np.ndarray, block: int, tree: TreeBlock | None = None) -> dict[str, object]:
         """Everything else is right."""
-        arguments = super().arguments(num_tokens, block)
+        arguments = super().arguments(num_tokens, block, tree)
         self.longest = max(self.longest, int(self.lengths.max(initial=0)))
         if "position_ids" in arguments:
             arguments["position_ids"] = arguments["position_ids"] + self.longest - int(self.lengths.max(initial=0))
@@ -193,9 +194,9 @@ class StalePositions(MaskedCache):
 class PaddingVisible(MaskedCache):
     """The last slot of a ragged block stays visible for rows that did not use it."""
 
-    def append(self, num_tokens: np.ndarray, block: int) -> None:
+    def append(self, num_tokens: np.ndarray, block: int, tree: TreeBlock | None = None) -> None:
         """The lengths are right."""
-        super().append(num_tokens, block)
+        super().append(num_tokens, block, tree)
         self.mask[:, -1] = True
 
 
@@ -259,7 +260,14 @@ FAULTS: tuple[tuple[str, type[MaskedCache]], ...] = (
 
 
 _WITHOUT_EXPLANATION = (Phase.generate, Phase.shrink)
-_SEARCH = settings(max_examples=300, stateful_step_count=STEPS, derandomize=True, database=None, deadline=None)
+_SEARCH = settings(
+    max_examples=300,
+    stateful_step_count=STEPS,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    report_multiple_bugs=False,  # the last append of a history fails where an earlier one did
+)
 
 
 @pytest.mark.parametrize(("model_type", "fault"), FAULTS, ids=[f"{one}-{fault.__name__}" for one, fault in FAULTS])

@@ -21,8 +21,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from properties.strategies import Prefixed, prefixed_rows
+from specverify.decoding import Decoder
+from specverify.drafting import NoDraft
 from specverify.errors import NonFiniteLogits
-from specverify.faults.decoder import law_without_drafts, law_without_penalties
+from specverify.faults import find_fault
+from specverify.models.table import random_table
 from specverify.sampling import probabilities
 
 if TYPE_CHECKING:
@@ -193,6 +196,11 @@ def test_a_place_sees_nothing_after_it(row: Prefixed, later: int) -> None:
 # ------------------------------------------------------------------------------------------------ planted faults
 
 
+def planted(name: str) -> Law:
+    """The law of a known fault."""
+    return find_fault(name).apply(Decoder(target=random_table(2, 1, seed=0), drafter=NoDraft(2))).law
+
+
 def changed_params(change: Callable[[SamplingParams], SamplingParams]) -> Law:
     """The law of other parameters than those that were asked for."""
     return lambda logits, params, **where: probabilities(logits, [change(one) for one in params], **where)
@@ -242,8 +250,9 @@ def first_rows_for_all(logits: torch.Tensor, params: list[SamplingParams], **whe
 
 
 FAULTS: dict[str, Law] = {
-    "penalties-skip-drafts": law_without_drafts,
-    "penalties-ignored": law_without_penalties,
+    "penalties-skip-drafts": planted("penalties-skip-drafts"),
+    "penalties-see-later-drafts": planted("penalties-see-later-drafts"),
+    "penalties-ignored": planted("penalties-ignored"),
     "padding-penalised": padding_penalised,
     "temperature-last": temperature_last,
     "top-k-of-one-more": changed_params(lambda one: replace(one, top_k=one.top_k and one.top_k + 1)),

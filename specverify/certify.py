@@ -5,19 +5,24 @@ Flow, one way: rounds of requests → engine → traces → scorer → scored tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import platform
 import sys
 import time
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from specverify import __version__
 from specverify.checks.acceptance import acceptance
+from specverify.checks.boundary import boundary
 from specverify.checks.check import Unscored
 from specverify.checks.compatibility import compatibility
 from specverify.checks.cost import cost
@@ -27,7 +32,7 @@ from specverify.checks.lossless import lossless
 from specverify.checks.parameters import parameters
 from specverify.checks.reproducibility import reproducibility
 from specverify.checks.stopping import stopping
-from specverify.errors import PlanError, SubjectError
+from specverify.errors import PlanError, SpecverifyError, SubjectError
 from specverify.judge import headline, judge
 from specverify.models.fingerprint import fingerprint
 from specverify.plan import plan_digest
@@ -36,16 +41,20 @@ from specverify.scoring import ScoredTraces, score
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from specverify.checks.check import Check, Round
     from specverify.plan import Plan
+    from specverify.records import DecodeTrace
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["CHECKS", "Store", "certify", "environment", "run_check"]
+__all__ = ["CHECKS", "Store", "certify", "environment", "fingerprints", "run_check"]
 
 CHECKS: tuple[Check, ...] = (
     compatibility,
     exactness,
+    boundary,
     greedy,
     stopping,
     reproducibility,
@@ -89,8 +98,11 @@ def certify(
     store: Store | None = None,
     fault: str = "",
     trust_remote_code: bool = False,
+    digests: tuple[ModelFingerprint, ModelFingerprint | None] | None = None,
 ) -> Certificate:
     """Run the plan's checks on `subject`, judge them together, and say whether the pair may go out.
+
+    `digests` are the `fingerprints` of the subject, where they are known already.
 
     Raises `PlanError` for the name of a check that doesn't exist, and what loading and decoding raise.
     """
@@ -107,12 +119,12 @@ def certify(
         results.append(result)
     watch.close()
     judged, budget = judge(results, plan.false_fail_rate)
-    target, draft = _fingerprints(subject)
+    target, draft = digests or fingerprints(subject)
     return Certificate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=subject.command,
         verdict=worst(result.verdict for result in judged),
-        headline=headline(judged, fault=fault),
+        headline=headline(judged, fault=fault, whole=not plan.only),
         target=target,
         draft=draft,
         engine=subject.engine.name,
@@ -122,6 +134,8 @@ def certify(
         plan=dataclasses.asdict(plan),
         plan_sha256=plan_digest(plan),
         seed=plan.seed,
+        num_prompts=len(subject.prompts),
+        prompts_sha256=_prompts_sha256(subject),
         checks=judged,
         error_budget=budget,
         elapsed_s=time.perf_counter() - started,
@@ -148,15 +162,47 @@ class Transcripts:
 
     def answer(self, asked: Round) -> ScoredTraces:
         """Decode and score a round, or recall it."""
-        key = tuple(asked)
+        key = (type(asked) is Unscored, *asked)
         if key not in self._scored:
-            traces = list(self._subject.engine.decode(asked))
             subject = self._subject
+            traces = _answered(subject, asked)
+            _require_known_ids(traces, subject.target.vocab_size)
             if isinstance(asked, Unscored):
                 self._scored[key] = ScoredTraces(tuple(traces))
             else:
-                self._scored[key] = score(traces, target=subject.target, draft=subject.draft, workers=subject.workers)
+                self._scored[key] = score(
+                    traces,
+                    target=subject.target,
+                    draft=subject.draft,
+                    stages=subject.rule == "chain" and subject.drafts_follow_law,
+                    workers=subject.workers,
+                )
         return self._scored[key]
+
+
+def _answered(subject: Subject, asked: Round) -> list[DecodeTrace]:
+    """An engine of somebody else's may break in any way; that is a finding about it, not a bug in specverify."""
+    try:
+        return list(subject.engine.decode(asked))
+    except SpecverifyError:
+        raise
+    except Exception as error:
+        if subject.decoder is not None:  # it is our own
+            raise
+        msg = f"{subject.engine.name} raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise SubjectError(msg) from error
+
+
+def _require_known_ids(traces: Iterable[DecodeTrace], vocab_size: int) -> None:
+    """Raise `SubjectError` for the first token that the target does not have: it has no score."""
+    for trace in traces:
+        for place, token in enumerate(trace.token_ids):
+            if not 0 <= token < vocab_size:
+                msg = (
+                    f"id {token} was emitted as token {place} of {trace.request.id}, sample {trace.sample}, but the target "
+                    f"has {vocab_size:,} ids; mask the rows that only pad the output layer"
+                )
+                raise SubjectError(msg)
 
 
 def run_check(
@@ -167,8 +213,12 @@ def run_check(
     transcripts = Transcripts(subject) if transcripts is None else transcripts
     started = time.perf_counter()
     try:
-        rounds = list(check.rounds(subject, plan))
-        watch.stage(check.id, check.wanted_tokens(plan) if check.wanted_tokens else len(rounds))
+        if check.wanted_tokens:  # rounds are made as they are asked: a suspicion may want ten times as many
+            rounds = check.rounds(subject, plan)
+            watch.stage(check.id, check.wanted_tokens(plan))
+        else:
+            rounds = list(check.rounds(subject, plan))
+            watch.stage(check.id, len(rounds))
         scored = ScoredTraces()
         for asked in rounds:
             known = len(scored)
@@ -200,11 +250,26 @@ def environment(device: torch.device, dtype: str) -> Environment:
         dtype=dtype,
         num_threads=torch.get_num_threads(),
         platform=platform.platform(),
-        cpu=platform.processor() or platform.machine(),
+        cpu=_cpu(),
     )
 
 
-def _fingerprints(subject: Subject) -> tuple[ModelFingerprint, ModelFingerprint | None]:
+def _prompts_sha256(subject: Subject) -> str:
+    canonical = json.dumps([dataclasses.astuple(prompt) for prompt in subject.prompts], separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _cpu() -> str:
+    """The processor's name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def fingerprints(subject: Subject) -> tuple[ModelFingerprint, ModelFingerprint | None]:
+    """Digests of target and draft; every file is read, so ask once."""
     if subject.pair is None:
         bare = ModelFingerprint(
             name=subject.target.name, architecture="table", num_parameters=0, vocab_size=subject.target.vocab_size,

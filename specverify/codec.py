@@ -1,4 +1,4 @@
-"""The file edge: certificates and results as JSON, prompts as JSON lines, plans as TOML.
+"""The file edge: certificates and results as JSON, plans as TOML.
 
 Note [Floats in JSON]: JSON has no NaN and no infinity, so they are written as the strings "NaN", "Infinity" and
 "-Infinity"; a text that reads like one of them gets a backslash in front, so that both come back as what they were.
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from specverify.errors import InternalError, OutputError, PlanError, PromptError, UsageError
+from specverify.errors import InternalError, OutputError, PlanError, UsageError
 from specverify.plan import BUDGETS, Plan
-from specverify.records import SCHEMA_VERSION, Certificate, Prompt, SamplingParams
+from specverify.records import SCHEMA_VERSION, Certificate, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,16 +36,17 @@ __all__ = [
     "dump",
     "load",
     "load_as",
+    "nearest",
     "read_certificate",
     "read_plan",
-    "read_prompts",
+    "read_text",
+    "without_repeats",
     "write_text_atomically",
 ]
 
 Record = TypeVar("Record")
 
 _MOST_BYTES = 256 * 1024 * 1024  # of any file that is read: a wrong path should be a sentence, not a full memory
-_MOST_CHARACTERS = 4_000_000  # of one prompt
 _NON_FINITE = re.compile(r"\\*(NaN|-?Infinity)")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBER_LIST = re.compile(r'\[\n(?:\s+(?:[-+.eE\d]+|"NaN"|"-?Infinity"),?\n)+\s*\]')
@@ -89,7 +90,7 @@ def load_as(kind: type[Record], text: str, *, source: str = "the file") -> Recor
 
 def read_certificate(path: str | Path) -> Certificate:
     """The certificate in a file; raises `OutputError` when there is none, or when it can't be trusted as read."""
-    return load(_read(path, "the certificate", OutputError), source=str(path))
+    return load(read_text(path, "the certificate", OutputError), source=str(path))
 
 
 def _text(record: object) -> str:
@@ -131,7 +132,7 @@ def _rich(value: Any) -> Any:  # noqa: ANN401 - JSON is any
 
 
 def _restored(text: str, kind: type[Record]) -> Record:
-    raw = json.loads(text, object_pairs_hook=_without_repeats)
+    raw = json.loads(text, object_pairs_hook=without_repeats)
     if kind is Certificate:
         _refuse_other_versions(raw)
     record: Record = _adapter(kind).validate_json(  # type: ignore[arg-type]  # pydantic takes the literal
@@ -147,7 +148,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - any type that pyd
     return TypeAdapter(kind)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raises `ValueError` for a key that is there twice, which JSON itself lets pass."""
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
@@ -215,7 +217,8 @@ def write_text_atomically(path: str | Path, text: str) -> None:
         raise OutputError(msg) from error
 
 
-def _read(path: str | Path, what: str, kind: type[UsageError]) -> str:
+def read_text(path: str | Path, what: str, kind: type[UsageError]) -> str:
+    """A user's file as text; whatever is wrong with it raises `kind` with one sentence that calls it `what`."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -235,67 +238,8 @@ def _reason(error: OSError) -> str:
     return text[:1].lower() + text[1:]
 
 
-# ---------------------------------------------------------------------------------------------- prompts
-
-
-def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
-    """Prompts from JSON lines: `{"text": …}` with an optional `id` and `domain`; empty lines are skipped.
-
-    Raises `PromptError` with the line for whatever is not such a prompt.
-    """
-    text = _read(path, "the prompt file", PromptError)
-    lines: dict[str, int] = {}
-    prompts: list[Prompt] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            prompt = _prompt(line, default_id=f"prompt-{len(prompts) + 1:04}", place=f"line {number} of {path}")
-            if prompt.id in lines:
-                msg = f"line {number} of {path} has the id {prompt.id!r}, which line {lines[prompt.id]} has too"
-                raise PromptError(msg)
-            lines[prompt.id] = number
-            prompts.append(prompt)
-    if not prompts:
-        msg = f'{path} holds no prompt; write one JSON object a line, such as {{"text": "Hello"}}'
-        raise PromptError(msg)
-    return tuple(prompts)
-
-
-def _prompt(line: str, *, default_id: str, place: str) -> Prompt:
-    try:
-        raw = json.loads(line, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:
-        msg = f"{place} is {'nested too deeply' if isinstance(error, RecursionError) else f'not JSON: {error}'}"
-        raise PromptError(msg) from error
-    if not isinstance(raw, dict):
-        msg = f'{place} is not an object; write {{"text": …}}'
-        raise PromptError(msg)
-    names = [each.name for each in dataclasses.fields(Prompt)]
-    for key in raw.keys() - names:
-        msg = f"{place} has the unknown key {key[:80]!r}; {_nearest(key, names)}"
-        raise PromptError(msg)
-    if "text" not in raw:
-        msg = f"{place} has no text"
-        raise PromptError(msg)
-    found = {"id": default_id, "domain": "default"} | raw
-    for key, value in found.items():
-        fault = _text_fault(value)
-        if fault:
-            msg = f"{place}: the {key} {fault}"
-            raise PromptError(msg)
-    return Prompt(**found)
-
-
-def _text_fault(value: object) -> str:
-    if not isinstance(value, str):
-        return "is not a string"
-    if not value.strip():
-        return "is empty"
-    if len(value) > _MOST_CHARACTERS:
-        return f"is longer than {_MOST_CHARACTERS:,} characters"
-    return "holds half of a surrogate pair, which no tokenizer reads" if _LONE_SURROGATE.search(value) else ""
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What to say of a name that isn't known."""
     near = get_close_matches(name, names := list(names), n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
 
@@ -327,7 +271,7 @@ _RANGES: dict[str, _Range] = {
     "num_speculative_tokens": _Range(1, 64),
     "false_fail_rate": _RATE,
     "false_pass_rate": _RATE,
-    "largest_undetected_tv": _RATE,
+    **dict.fromkeys(("largest_undetected_shift", "largest_undetected_shift_per_setting"), _RATE),
     "minimum_speedup": _Range(0),
     "minimum_acceptance": _SHARE,
     "params.temperature": _Range(0),
@@ -347,7 +291,7 @@ def read_plan(path: str | Path, base: Plan) -> Plan:
 
     Raises `PlanError` that names the key, what it may be, and the nearest known name.
     """
-    text = _read(path, "the plan", PlanError)
+    text = read_text(path, "the plan", PlanError)
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -372,7 +316,7 @@ def check_plan(plan: Plan, *, source: str = "the plan") -> Plan:
 
 def _budgeted(base: Plan, name: object, *, source: str) -> Plan:
     if not isinstance(name, str) or name not in BUDGETS:
-        msg = f"{source} sets budget to {name!r}; {_nearest(str(name), BUDGETS)}"
+        msg = f"{source} sets budget to {name!r}; {nearest(str(name), BUDGETS)}"
         raise PlanError(msg)
     usual = {key: getattr(Plan(), key) for numbers_of in BUDGETS.values() for key in numbers_of}
     return dataclasses.replace(base, budget=name, **(usual | BUDGETS[name]))
@@ -386,7 +330,7 @@ def _replaced(part: PlanPart, table: Mapping[str, Any], *, prefix: str, source: 
     changes: dict[str, Any] = {}
     for key, value in table.items():
         if key not in hints:
-            msg = f"{source} has the unknown key '{prefix}{key}'; {_nearest(key, hints)}"
+            msg = f"{source} has the unknown key '{prefix}{key}'; {nearest(key, hints)}"
             raise PlanError(msg)
         if hints[key] is SamplingParams and isinstance(value, dict):
             changes[key] = _replaced(getattr(part, key), value, prefix=f"{prefix}{key}.", source=source)

@@ -87,12 +87,20 @@ class Context:
         """Sampling parameters of each row."""
         return [row.request.params for row in self.rows]
 
-    def with_drafts(self, draft_ids: Int[Tensor, "batch k"]) -> Int[Tensor, "batch length"]:
-        """The tokens so far followed by drafted ones, as the sampling parameters must see them."""
+    def with_drafts(
+        self, draft_ids: Int[Tensor, "rows k"], rows: Int[Tensor, " rows"] | None = None
+    ) -> Int[Tensor, "rows length"]:
+        """The tokens so far followed by drafted ones, as the sampling parameters must see them.
+
+        `rows` names the sequence of each row of `draft_ids` where several follow the same one (paths of a tree).
+        """
+        token_ids, lengths = (
+            (self.token_ids, self.lengths) if rows is None else (self.token_ids[rows], self.lengths[rows])
+        )
         if draft_ids.shape[1] == 0:
-            return self.token_ids
-        longer = torch.nn.functional.pad(self.token_ids, (0, draft_ids.shape[1]))
-        places = self.lengths[:, None] + torch.arange(draft_ids.shape[1], device=draft_ids.device)
+            return token_ids
+        longer = torch.nn.functional.pad(token_ids, (0, draft_ids.shape[1]))
+        places = lengths[:, None] + torch.arange(draft_ids.shape[1], device=draft_ids.device)
         return longer.scatter(1, places, draft_ids)
 
     def last_tokens(self) -> Int[Tensor, "batch 1"]:

@@ -128,6 +128,11 @@ def noise_shared_by_draft_and_residual(
     return torch.minimum(p, q) + replaced
 
 
+def leaning_to_draft(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    """P tilted by exp(q / (p + q)): the balance score of the study as a bet; it sees any leak of the draft."""
+    return _normalised(p * torch.where(p + q > 0, q / (p + q).clamp(min=torch.finfo(p.dtype).tiny), 0).exp())
+
+
 def target_sharpened(p: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """The target at temperature 0.8."""
     return _normalised(_sharper(p))
@@ -152,6 +157,7 @@ FAULT_LAWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "greedy draft, softmax reported": draft_argmax,
     "draft noise reused in acceptance": noise_shared_by_draft_and_accept,
     "draft noise reused in the residual": noise_shared_by_draft_and_residual,
+    "tokens lean towards the draft": leaning_to_draft,
 }
 """Faults of a rule or a drafter, by the name that a verdict prints."""
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specverify.records import ErrorBudget, StatisticalTest, Verdict, worst
+from specverify.records import ErrorBudget, StatisticalTest, Verdict
 from specverify.statistics.budget import e_threshold, holm
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["headline", "judge"]
 
-_COST_ONLY = {"cost"}
-"""Checks whose failure says that a pair doesn't pay, not that it is wrong."""
+_NEEDED = {"greedy", "lossless"}
+"""Checks without which no pair is let out."""
+_ABOUT_THE_PAIR = {"compatibility", "cost"}
+"""Checks that no fault of a decoder can fail."""
 
 
 def judge(results: Sequence[CheckResult], false_fail_rate: float) -> tuple[tuple[CheckResult, ...], ErrorBudget]:
@@ -48,6 +50,8 @@ def judge(results: Sequence[CheckResult], false_fail_rate: float) -> tuple[tuple
                 held.append(replace(test, allowed=level.allowed, failed=level.rejected))
             elif test.log10_e is not None:
                 held.append(replace(test, allowed=least_e, failed=test.log10_e >= least_e))
+            else:
+                held.append(test)
         judged.append(_with_tests(result, tuple(held)))
     return tuple(judged), budget
 
@@ -74,26 +78,43 @@ def _sentence(test: StatisticalTest) -> str:
     return f"{test.name}: p = {test.p_value:.1e} (fails below {test.allowed:.1e})"
 
 
-def headline(results: Sequence[CheckResult], *, fault: str) -> str:
-    """May it go out, and if not, why: one sentence."""
-    verdict = worst(result.verdict for result in results)
-    failed = [result.id for result in results if result.verdict is Verdict.FAIL]
-    thin = [result.id for result in results if result.verdict is Verdict.INCONCLUSIVE]
-    planted = f"The planted fault '{fault}' was " if fault else ""
-    if verdict is Verdict.FAIL and fault:
-        return f"{planted}caught by {', '.join(failed)}."
-    if verdict is Verdict.FAIL and set(failed) <= _COST_ONLY:
-        return (
-            "Refused a rollout on cost: no check of correctness failed, but speculation does not pay with this draft."
-        )
-    if verdict is Verdict.FAIL:
-        return f"Do not roll this out: {', '.join(failed)} failed."
-    if verdict is Verdict.INCONCLUSIVE:
-        return f"{planted + 'not caught. ' if fault else ''}Not decided: {', '.join(thin)} could not be settled with these samples."
-    if verdict is Verdict.NOT_RUN:
-        return "Nothing was checked."
+def headline(results: Sequence[CheckResult], *, fault: str, whole: bool) -> str:
+    """May it go out, and if not, why: one sentence. Without the `whole` list of checks nothing may."""
+    by_verdict = {verdict: [result.id for result in results if result.verdict is verdict] for verdict in Verdict}
+    failed, thin, not_run = (by_verdict[each] for each in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_RUN))
+    wrong = [result.id for result in results if result.verdict is Verdict.FAIL and not _is_refusal(result)]
     if fault:
-        return f"{planted}NOT caught by the checks that ran ({', '.join(result.id for result in results)})."
-    if not any(result.id == "cost" for result in results):
-        return f"No difference from the target alone was found by {', '.join(result.id for result in results)}; not a full run."
-    return "This pair may go out: no check found a difference from the target alone, and speculation pays."
+        return _caught(fault, [check_id for check_id in wrong if check_id not in _ABOUT_THE_PAIR], results)
+    if wrong:
+        return f"Do not roll this out: {', '.join(failed)} failed."
+    if failed:
+        known = "no check of correctness failed" if whole and not thin else _not_known(thin)
+        pays = "speculation does not pay with this draft" if "cost" in failed else "too few drafts are accepted"
+        return f"Refused a rollout on {' and '.join(failed)}: {known}, but {pays}."
+    if thin:
+        return f"Not decided: {', '.join(thin)} could not be settled with these samples."
+    if not by_verdict[Verdict.PASS]:
+        return "Nothing was checked."
+    if not whole or not set(by_verdict[Verdict.PASS]) >= _NEEDED:
+        passed = ", ".join(by_verdict[Verdict.PASS])
+        return f"No difference was found by {passed}; only a run of all checks can let the pair out."
+    left_out = f" ({', '.join(not_run)} did not run)" if not_run else ""
+    pays = "speculation pays" if "cost" in by_verdict[Verdict.PASS] else "whether speculation pays was not measured"
+    return f"This pair may go out: no check found a difference from the target alone, and {pays}{left_out}."
+
+
+def _is_refusal(result: CheckResult) -> bool:
+    """Whether a check failed because the pair doesn't pay, not because it is wrong."""
+    asked_for_more = result.id == "acceptance" and not any(test.failed for test in result.tests)
+    return result.id == "cost" or asked_for_more
+
+
+def _not_known(thin: Sequence[str]) -> str:
+    return f"correctness is not settled ({', '.join(thin)})" if thin else "correctness was not checked in full"
+
+
+def _caught(fault: str, by: Sequence[str], results: Sequence[CheckResult]) -> str:
+    ran = ", ".join(result.id for result in results if result.verdict is not Verdict.NOT_RUN)
+    if by:
+        return f"The planted fault '{fault}' was caught by {', '.join(by)}."
+    return f"The planted fault '{fault}' was NOT caught by the checks that ran ({ran})."

@@ -76,6 +76,14 @@ class SamplingParams:
         )
 
 
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """A prompt of the user's set."""
@@ -83,6 +91,8 @@ class Prompt:
     id: str
     domain: str
     text: str
+    messages: tuple[Message, ...] = ()
+    """A conversation in place of the text: the target's chat template makes the prompt of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +121,8 @@ class DecodeStep:
     """Drafted tokens that were accepted and emitted; a token dropped after a stop is not counted."""
     num_emitted_tokens: int
     """Accepted tokens plus the residual or bonus token, unless a stop came before it."""
+    draft_token_ids: tuple[int, ...] = ()
+    """The drafts of a chain, where the engine shows them; those of a tree are not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +134,8 @@ class DecodeTrace:
     token_ids: tuple[int, ...]
     finish: FinishReason
     steps: tuple[DecodeStep, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """The natural log-probability that the engine reports of each token: a claim to check, never evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,6 +341,9 @@ class Certificate:
     plan: Mapping[str, object] = field(default_factory=dict)
     plan_sha256: str
     seed: int
+    num_prompts: int = 0
+    prompts_sha256: str = ""
+    """Over ids, domains and token ids of the prompts that were used."""
     checks: tuple[CheckResult, ...]
     error_budget: ErrorBudget
     elapsed_s: float

@@ -52,6 +52,7 @@ def probabilities(
         else:
             flat = _at_least_float32(logits[at]).reshape(-1, logits.shape[-1])
             scores = _processed(flat, group, token_ids[:1, :0].expand(len(flat), 0)).view_as(logits[at])
+        _require_a_token(scores)
         law[at] = _point_mass(scores) if group.greedy else scores.double().softmax(-1)
     return law
 
@@ -64,8 +65,14 @@ def _without_endings(params: SamplingParams) -> SamplingParams:
 
 
 @lru_cache(maxsize=4096)
-def processors(params: SamplingParams, prompt_length: int = 0) -> LogitsProcessorList:
-    """Transformers' processors for these parameters, in `generate`'s order."""
+def processors(
+    params: SamplingParams, prompt_length: int = 0, *, vocab_size: int = 0, device: str = "cpu"
+) -> LogitsProcessorList:
+    """Transformers' processors for these parameters, in `generate`'s order.
+
+    Some keep tensors of the first vocabulary and device that they see, so these are part of what is remembered.
+    """
+    del vocab_size
     eos = list(params.eos_token_ids)
     banned = [list(ids) for ids in params.banned_token_ids if list(ids) not in [[token] for token in eos]]
     chain = LogitsProcessorList()
@@ -76,7 +83,7 @@ def processors(params: SamplingParams, prompt_length: int = 0) -> LogitsProcesso
     if banned:
         chain.append(hf.NoBadWordsLogitsProcessor(banned))
     if params.min_new_tokens and eos:
-        chain.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, eos))
+        chain.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, params.min_new_tokens, eos, device=device))
     if params.greedy:
         return chain
     if params.temperature != 1:
@@ -97,7 +104,7 @@ def _processed(
     prompt_length: int = 0,
 ) -> Float[Tensor, "rows vocab"]:
     """Scores after each processor in turn; calling the list itself inspects every signature anew."""
-    for processor in processors(params, prompt_length):
+    for processor in processors(params, prompt_length, vocab_size=scores.shape[-1], device=str(scores.device)):
         scores = processor(prefixes, scores)
     return scores
 
@@ -125,13 +132,16 @@ def _at_least_float32(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
+def _require_a_token(scores: Float[Tensor, "batch n vocab"]) -> None:
+    if not bool(scores.amax(-1).isfinite().all()):
+        msg = "the sampling parameters leave no token that may be emitted; loosen the bans or the minimum length"
+        raise NonFiniteLogits(msg)
+
+
 def _point_mass(scores: Float[Tensor, "batch n vocab"]) -> Float[Tensor, "batch n vocab"]:
     """One-hot on the largest score; `argmax` promises no order among ties, so the lowest id is taken explicitly."""
     vocab_size = scores.shape[-1]
     largest = scores.amax(-1, keepdim=True)
-    if not bool(largest.isfinite().all()):
-        msg = "the sampling parameters leave no token that may be emitted; loosen the bans or the minimum length"
-        raise NonFiniteLogits(msg)
     ids = torch.arange(vocab_size, device=scores.device)
     best = torch.where(scores == largest, ids, vocab_size).amin(-1)
     return torch.nn.functional.one_hot(best, vocab_size).double()

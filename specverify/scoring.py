@@ -23,12 +23,14 @@ from specverify.choices.philox import uniform53
 from specverify.context import pad_vocab
 from specverify.fault_law import fault_ratios
 from specverify.parallel import mapped
+from specverify.pit import randomised_pit
 from specverify.sampling import probabilities
+from specverify.stages import drafts_and_roles, stage_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -48,9 +50,10 @@ class ScoredTraces:
     """Traces and, for every emitted token in their order, one entry in each column. Concatenation merges shards.
 
     Columns: `trace` (index into `traces`), `position`, `token`; `prob`, `rank` (0 is the most probable), `entropy`
-    (nats); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
+    (nats); `edge` (logits by which the token lies outside the support, 0 inside); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
     `pit_prob`, and with a draft `pit_ratio`, `overlap` (Σ min(p, q)), `posterior` (min(1, q/p) of the token: the
-    probability that it was an accepted draft). `fault_ratios` has the r/p of each fault law.
+    probability that it was an accepted draft), `preferred` (whether the draft prefers the token, q > p), `preferred_prob` (the
+    target's probability of such tokens), and where asked for `role` and the columns of `stages`. `fault_ratios` has the r/p of each fault law.
     """
 
     traces: tuple[DecodeTrace, ...] = ()
@@ -103,15 +106,26 @@ class ScoredTraces:
 
 
 def score(
-    traces: Sequence[DecodeTrace], *, target: LanguageModel, draft: LanguageModel | None = None, workers: int = 1
+    traces: Sequence[DecodeTrace],
+    *,
+    target: LanguageModel,
+    draft: LanguageModel | None = None,
+    stages: bool = False,
+    workers: int = 1,
 ) -> ScoredTraces:
     """Score every emitted token of `traces` under the target, and against the draft where its law is known.
 
+    `stages` holds each draw of chain rejection against its own law, too; it is for engines that say they follow that rule.
     Raises `NonFiniteLogits` where a model has no law.
     """
     by_length = sorted(range(len(traces)), key=lambda index: _length(traces[index]))
+    sampled = any(not trace.request.params.greedy for trace in traces)
     chunks = list(_chunks([traces[index] for index in by_length], target.vocab_size))
-    parts = [part for chunk in mapped(partial(_score_chunk, target, draft), chunks, workers=workers) for part in chunk]
+    parts = [
+        part
+        for chunk in mapped(partial(_score_chunk, target, draft, sampled, stages), chunks, workers=workers)
+        for part in chunk
+    ]
     if not parts:
         return ScoredTraces(tuple(traces))
     owner = np.repeat(by_length, [len(traces[index].token_ids) for index in by_length])
@@ -127,20 +141,27 @@ def score(
 
 @torch.inference_mode()
 def _score_chunk(
-    target: LanguageModel, draft: LanguageModel | None, chunk: Sequence[DecodeTrace]
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    sampled: bool,  # noqa: FBT001 - bound in `score`
+    stages: bool,  # noqa: FBT001 - bound in `score`
+    chunk: Sequence[DecodeTrace],
 ) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    """Columns and fault ratios of a chunk, a few rows at a time."""
+    """Columns and, where anything is sampled, fault ratios and stages of a chunk, a few rows at a time."""
     p, raw = _laws(target, chunk, target.vocab_size)
     q = _laws(draft, chunk, target.vocab_size)[0] if draft is not None else None
     where = _where(chunk)
-    sampled = any(not trace.request.params.greedy for trace in chunk)
     parts = []
     for start in range(0, len(p), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         laws = p[rows], q[rows] if q is not None else None
         here = {name: values[rows] for name, values in where.items()}
         ratios = fault_ratios(*laws, here["token"].to(p.device)) if sampled else {}
-        parts.append((_columns(*laws, raw[rows], here), ratios))
+        columns = _columns(*laws, raw[rows], here)
+        columns["edge"] = _distance_to_support(columns["prob"], raw[rows], here, chunk)
+        if stages and q is not None and sampled:
+            columns |= stage_columns(p[rows], q[rows], {name: values.to(p.device) for name, values in here.items()})
+        parts.append((columns, ratios))
     return parts
 
 
@@ -189,29 +210,66 @@ def _laws(
     return law[:, 0], raw
 
 
-def _where(traces: Sequence[DecodeTrace]) -> dict[str, Int[Tensor, " tokens"]]:
-    """What and where every emitted token is, and the key of its jitter."""
+_BUMPS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Logits by which a token outside the support is raised, to see how far outside it lies."""
+
+
+def _distance_to_support(
+    prob: Float[Tensor, " n"], raw: Float[Tensor, "n vocab"], where: dict[str, Tensor], chunk: Sequence[DecodeTrace]
+) -> Float[Tensor, " n"]:
+    """0 inside the support; outside, the smallest raise of the token's logit in `_BUMPS` that brings it in, else infinite.
+
+    Top-k, top-p and min-p cut where the last bits of the logits decide, and an engine's last bits are not the scorer's.
+    """
+    edge = torch.where(prob > 0, 0.0, torch.inf)
+    for index in (prob == 0).nonzero()[:, 0].tolist():
+        trace, position, token = (
+            chunk[int(where["row"][index])],
+            int(where["position"][index]),
+            int(where["token"][index]),
+        )
+        if _inside(raw[index], trace, position, token, _BUMPS[-1]):  # a ban is not lifted by any
+            edge[index] = next(bump for bump in _BUMPS if _inside(raw[index], trace, position, token, bump))
+    return edge
+
+
+def _inside(raw: Float[Tensor, " vocab"], trace: DecodeTrace, position: int, token: int, bump: float) -> bool:
+    """Whether the token would be in the support with its logit raised."""
+    prompt = trace.request.prompt_ids
+    raised = raw.double().clone()
+    raised[token] += bump
+    law = probabilities(
+        raised[None, None],
+        [trace.request.params],
+        token_ids=torch.tensor([prompt + trace.token_ids], device=raw.device),
+        prefix_lengths=torch.tensor([[len(prompt) + position]], device=raw.device),
+        prompt_lengths=torch.tensor([len(prompt)], device=raw.device),
+    )
+    return bool(law[0, 0, token] > 0)
+
+
+def _where(traces: Sequence[DecodeTrace]) -> dict[str, Tensor]:
+    """What and where every emitted token is, how it came to be, and its jitter; a column each."""
     entries = [
-        (token, position, trace.request.seed, trace.sample)
-        for trace in traces
-        for position, token in enumerate(trace.token_ids)
+        (row, token, position, trace.request.seed, trace.sample, drafted, role)
+        for row, trace in enumerate(traces)
+        for position, (token, (drafted, role)) in enumerate(zip(trace.token_ids, drafts_and_roles(trace), strict=True))
     ]
-    return dict(zip(("token", "position", "seed", "sample"), torch.tensor(entries).unbind(1), strict=True))
+    row, token, position, seed, sample, drafted, role = torch.tensor(entries).unbind(1)
+    jitter = uniform53(seed, torch.tensor(Stream.JITTER), sample, position, torch.tensor(0))
+    return {"row": row, "token": token, "position": position, "drafted": drafted, "role": role, "jitter": jitter}
 
 
 def _columns(
     p: Float[Tensor, "n vocab"],
     q: Float[Tensor, "n vocab"] | None,
     raw: Float[Tensor, "n vocab"],
-    where: dict[str, Int[Tensor, " n"]],
+    where: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """All columns of a few tokens."""
-    token = where["token"].to(p.device)
+    token, jitter = where["token"].to(p.device), where["jitter"].to(p.device)[:, None]
     at = token[:, None]
     p_x = p.gather(-1, at)  # [n, 1]
-    jitter = uniform53(
-        where["seed"], torch.tensor(Stream.JITTER), where["sample"], where["position"], torch.tensor(0)
-    ).to(p.device)[:, None]
     top = raw.double().topk(2, -1).values
     columns = {
         "token": token,
@@ -221,23 +279,14 @@ def _columns(
         "entropy": torch.special.entr(p).sum(-1),
         "gap": top[:, 0] - raw.double().gather(-1, at)[:, 0],
         "margin": top[:, 0] - top[:, 1],
-        "pit_id": _pit(p, torch.zeros_like(p), at, jitter),
-        "pit_prob": _pit(p, p, at, jitter),
+        "pit_id": randomised_pit(p, torch.zeros_like(p), at, jitter),
+        "pit_prob": randomised_pit(p, p, at, jitter),
     }
     if q is not None:
         smaller = torch.minimum(p, q)
-        columns["pit_ratio"] = _pit(p, torch.where(p > 0, q / p, -1.0), at, jitter)
+        columns["pit_ratio"] = randomised_pit(p, torch.where(p > 0, q / p, -1.0), at, jitter)
         columns["overlap"] = smaller.sum(-1)
         columns["posterior"] = (smaller.gather(-1, at) / p_x).nan_to_num(0)[:, 0]
+        columns["preferred"] = (q > p).gather(-1, at)[:, 0]
+        columns["preferred_prob"] = torch.where(q > p, p, 0).sum(-1)
     return columns
-
-
-def _pit(
-    p: Float[Tensor, "n vocab"], key: Float[Tensor, "n vocab"], at: Int[Tensor, "n 1"], jitter: Float[Tensor, "n 1"]
-) -> Float[Tensor, " n"]:
-    """Randomised PIT of the token `at` with ids ordered by falling `key`, ties by rising id."""
-    key_x = key.gather(-1, at)
-    ids = torch.arange(p.shape[-1], device=p.device)
-    before = (key > key_x) | ((key == key_x) & (ids < at))
-    below = torch.where(before, p, 0).sum(-1, keepdim=True)
-    return (below + jitter * p.gather(-1, at)).clamp(0, 1)[:, 0]

@@ -37,7 +37,11 @@ class Subject:
     """The reference decoder's parts, where it is what is under test: its rule can then be proved, its models timed."""
     pair: Pair | None = None
     """Tokenizers and configurations, where the models came from folders."""
+    rule: str = ""
+    """The rule that the engine says it follows; where it is `chain`, and steps show their drafts, each stage is tested."""
     workers: int = 1
     """Pieces of scoring done side by side; changes no result."""
+    drafts_follow_law: bool = True
+    """Whether drafts are drawn from the law of `draft`, not chosen (prompt lookup, a script)."""
     command: str = "specverify certify"
     """The command line up to its options, for `reproduce` lines."""

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.checks.check import Check, reproduce
+from specverify.checks.counters import impossible_counters
 from specverify.checks.lossless import enough, lossless_rounds
+from specverify.drafting import ScriptedDrafts
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict, count
 from specverify.statistics.acceptance import tokens_per_step
 from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
 from specverify.statistics.sequential import bernoulli_bets, smallest_detectable_kl
 from specverify.verification.chain import greedy, sample_and_match
+from specverify.verification.rules import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -113,6 +116,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     if not len(scored["overlap"]) or (steps_known and not counters.num_drafts):
         return _nothing_expected(subject, plan, counters, steps_known=steps_known)
     expected = cluster_interval(scored["overlap"], scored.prompts())
+    if impossible := impossible_counters(scored.traces):
+        return _counters_wrong(subject, plan, counters, impossible)
     tested = drafts_tested(scored)
     per_step = {
         g: tokens_per_step_interval(scored, g, seed=plan.seed)
@@ -141,7 +146,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         num_samples=len(scored),
         smallest_detectable=(expected.high - expected.low) / 2,
         effect_unit="expected acceptance (half width of its interval)",
-        advice=_ADVICE,
+        advice="take a draft that is closer to the target, or lower minimum_acceptance" if refused else _ADVICE,
         reproduce=reproduce(subject, plan, "acceptance"),
         plots=(_position_plot(scored), _place_plot(scored, tested), _domain_plot(scored), _per_step_plot(per_step)),
     )
@@ -162,6 +167,24 @@ def _nothing_expected(subject: Subject, plan: Plan, counters: DecodeCounters, *,
         advice="find out why nothing is drafted: the engine may have switched speculation off without a word"
         if nothing
         else "give a draft model, so that its law can be held against the target's",
+        reproduce=reproduce(subject, plan, "acceptance"),
+    )
+
+
+def _counters_wrong(
+    subject: Subject, plan: Plan, counters: DecodeCounters, impossible: tuple[Finding, ...]
+) -> CheckResult:
+    """What was counted can't have happened, so nothing can be measured with it."""
+    return CheckResult(
+        id="acceptance",
+        claim=acceptance.claim,
+        verdict=Verdict.FAIL,
+        summary=f"the engine's counters contradict its own tokens: {impossible[0].place}: {impossible[0].text}",
+        findings=impossible,
+        measurements=_counted(counters),
+        num_samples=counters.num_drafts,
+        sample_unit="steps",
+        advice="count a draft as accepted where it is emitted, and the target's own token never",
         reproduce=reproduce(subject, plan, "acceptance"),
     )
 
@@ -199,14 +222,19 @@ def _measured_against_expected(
     """Each tested draft is accepted with probability Σ min(p, q) given the past, under chain rejection.
 
     Of an engine that is not the reference decoder the rule isn't known, and one that verifies blocks as a whole may
-    accept more at one place of a block, so there nothing is tested.
+    accept more at one place of a block; siblings of a tree are accepted more often than one draft, and coupled ones
+    follow another formula. Drafts that were not drawn from the draft's law are point masses, accepted with p(x), which may
+    be more than Σ min(p, q) or less. So there nothing is tested.
     """
-    if not len(tested.rows) or subject.decoder is None:
+    decoder = subject.decoder
+    if not len(tested.rows) or decoder is None or isinstance(decoder.drafter, ScriptedDrafts):
+        return ()
+    if decoder.drafts is not Drafts.CHAIN:
         return ()
     probs = np.clip(scored["overlap"][tested.rows], _SURELY, 1 - _SURELY)
     bets = bernoulli_bets(tested.accepted, probs)
     paths = {_ABOVE: bets.above, _BELOW: bets.below}
-    if subject.decoder.rule in _ACCEPT_LESS:
+    if decoder.rule in _ACCEPT_LESS:
         del paths[_BELOW]
     return tuple(
         StatisticalTest(

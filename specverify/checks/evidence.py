@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest
-from specverify.statistics.sequential import EProcess, histogram_bets, likelihood_ratio_bets, mix
+from specverify.checks.noise import measured_noise
+from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
+from specverify.stages import Role
+from specverify.statistics.interval import mixture_share_bound
+from specverify.statistics.sequential import EProcess, bernoulli_bets, histogram_bets, likelihood_ratio_bets, mix
 from specverify.statistics.uniformity import (
     chi_square_uniform,
+    kolmogorov_distance_bound,
     kolmogorov_smirnov,
+    samples_needed_kolmogorov,
     smallest_detectable_kolmogorov,
     smallest_detectable_uniform_tv,
 )
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
     from specverify.plan import Plan
     from specverify.scoring import ScoredTraces
+    from specverify.subject import Subject
 
-__all__ = ["ORDERS", "e_process", "e_process_test", "impossible_tokens", "pit_tests"]
+__all__ = [
+    "ORDERS",
+    "STAGES",
+    "Support",
+    "detectable_shift",
+    "e_process",
+    "e_process_test",
+    "empty_texts",
+    "impossible",
+    "pit_tests",
+    "positive_statements",
+    "support",
+    "tokens_needed",
+]
 
 ORDERS: dict[str, str] = {
     "pit_ratio": "draft/target ratio",
@@ -28,11 +50,59 @@ ORDERS: dict[str, str] = {
 }
 """Columns of PIT values, and the order of the vocabulary behind each; the first exists only where the draft is known."""
 
+STAGES: dict[str, str] = {
+    "pit_draft": "drafts not drawn from the reported draft law",
+    "pit_residual": "replacement of a rejected draft not drawn from [p - q]+ of its row",
+    "pit_residual_id": "replacement of a rejected draft drawn with noise that was used before",
+    "pit_bonus": "bonus token not drawn from the target's row",
+}
+"""PIT columns of the stages of chain rejection, and what is wrong where one is uneven."""
 
-def impossible_tokens(scored: ScoredTraces) -> tuple[Finding, ...]:
-    """Tokens to which the target, under the request's own parameters, gives probability 0: no statistics needed."""
+_MOST_P_VALUES = 32
+"""No run has more."""
+_ROUNDING = 1e-6
+"""How far an acceptance probability may be off because the scorer runs the models in another batch shape."""
+
+
+_PROOF = 4.0
+"""Logits outside the support that no rounding explains, in any dtype."""
+_MOST_AT_THE_EDGE = 0.02
+"""Share of tokens at the edge of the support, within the measured noise, beyond which the support was not tested."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Tokens that the target, under the request's own parameters, gives probability 0."""
+
+    findings: tuple[Finding, ...]
+    """Those that measured noise doesn't explain: proof, no statistics needed."""
+    inside: ScoredTraces
+    """The tokens to which statistics apply."""
+    share_at_edge: float
+    """Of all tokens: outside by less than the noise of top-k, top-p and min-p's thresholds."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether few enough lie at the edge."""
+        return self.share_at_edge <= _MOST_AT_THE_EDGE
+
+
+def impossible(scored: ScoredTraces) -> bool:
+    """Whether a token lies so far outside the support that nothing more need be asked."""
+    return bool((scored["edge"] > _PROOF).any())
+
+
+def support(subject: Subject, plan: Plan, scored: ScoredTraces) -> Support:
+    """Hold tokens outside the support against the noise that the target's logits really have on this machine."""
+    outside = scored["edge"] > 0
+    if not outside.any():
+        return Support((), scored, 0.0)
+    traces = {int(index) for index in scored["trace"][outside]}
+    texts = [scored.traces[index].request.prompt_ids + scored.traces[index].token_ids for index in sorted(traces)[:3]]
+    noise = measured_noise(subject.target, texts, chunk=plan.num_speculative_tokens + 1)
+    proof = scored["edge"] > min(noise.allowed_gap, _PROOF)
     findings = []
-    for index in np.flatnonzero(scored["prob"] == 0)[:5]:
+    for index in np.flatnonzero(proof)[:5]:
         trace = scored.traces[int(scored["trace"][index])]
         findings.append(
             Finding(
@@ -40,14 +110,57 @@ def impossible_tokens(scored: ScoredTraces) -> tuple[Finding, ...]:
                 place=f"{trace.request.id}, sample {trace.sample}, token {int(scored['position'][index])}",
             )
         )
-    return tuple(findings)
+    share = float((outside & ~proof).mean())
+    if share:
+        text = (
+            f"{int((outside & ~proof).sum())} tokens lie at the edge of the support, within the measured noise "
+            f"(2B = {noise.allowed_gap:.2g} logits)"
+        )
+        findings.append(Finding(text=text, severity=Verdict.PASS))
+    return Support(tuple(findings), scored.where(~outside), share)
+
+
+def empty_texts(scored: ScoredTraces) -> tuple[Finding, ...]:
+    """Texts without a token: every text has one, if only its EOS, and leaving it out changes the law of the others."""
+    return tuple(
+        Finding(
+            text="a text without a token: not even the EOS that ended it was handed out",
+            place=f"{trace.request.id}, sample {trace.sample}",
+        )
+        for trace in scored.traces
+        if not trace.token_ids
+    )[:5]
 
 
 def e_process(scored: ScoredTraces) -> EProcess:
     """Bets on every known fault and on any unevenness of the PIT in each order, mixed evenly; valid at any time."""
     bets = {name: likelihood_ratio_bets(ratio) for name, ratio in scored.fault_ratios.items()}
     bets |= {f"uneven in the order of {ORDERS[order]}": histogram_bets(scored[order]) for order in _known(scored)}
-    return mix(bets)
+    return mix(bets | _stage_bets(scored))
+
+
+def _stage_bets(scored: ScoredTraces) -> dict[str, Float[np.ndarray, " n"]]:
+    """Bets on each stage of chain rejection; a path stands still at the tokens that its stage doesn't concern."""
+    bets = {}
+    for column, name in STAGES.items():
+        concerned = ~np.isnan(scored[column])
+        if concerned.any():
+            bets[name] = _spread_out(histogram_bets(scored[column][concerned]), concerned)
+    drafted = ~np.isnan(scored["accept_prob"])
+    if drafted.any():
+        accepted = scored["role"][drafted] == Role.ACCEPTED
+        prob = scored["accept_prob"][drafted]
+        # the scorer's own rounding must not turn a ratio of 1 into proof
+        above = bernoulli_bets(accepted, prob.clip(_ROUNDING, 1)).above
+        below = bernoulli_bets(accepted, prob.clip(0, 1 - _ROUNDING)).below
+        bets["drafts accepted more often than min(1, p/q)"] = _spread_out(above, drafted)
+        bets["drafts accepted less often than min(1, p/q)"] = _spread_out(below, drafted)
+    return bets
+
+
+def _spread_out(path: Float[np.ndarray, " some"], concerned: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    spread: Float[np.ndarray, " n"] = np.concatenate(([0.0], path))[np.cumsum(concerned)]
+    return spread
 
 
 def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
@@ -64,15 +177,33 @@ def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
     )
 
 
+def least_level(plan: Plan) -> float:
+    """The level that Holm's procedure leaves to the smallest p-value of a run, whatever the run asks."""
+    return plan.false_fail_rate / 2 / _MOST_P_VALUES
+
+
+def detectable_shift(num_tokens: int, plan: Plan) -> float:
+    """The smallest Kolmogorov distance of the mean PIT law from uniform that so many tokens reliably show.
+
+    Mean over positions: deviations that cancel from context to context are seen by the e-process's bets, or not at all.
+    """
+    return smallest_detectable_kolmogorov(
+        num_tokens, false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
+    )
+
+
+def tokens_needed(shift: float, plan: Plan) -> int:
+    """The fewest tokens at which `detectable_shift` is at most `shift`."""
+    return samples_needed_kolmogorov(shift, false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate)
+
+
 def pit_tests(scored: ScoredTraces, plan: Plan, *, name: str, chi_square: bool = True) -> tuple[StatisticalTest, ...]:
     """KS, and chi-square over 16 cells, of the PIT values in each order."""
     tests = []
-    rate = plan.false_fail_rate / 2
+    rate = least_level(plan)
     for order in _known(scored):
         ks = kolmogorov_smirnov(scored[order])
-        detectable = smallest_detectable_kolmogorov(
-            len(scored), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate
-        )
+        detectable = detectable_shift(len(scored), plan)
         label = f"{name} KS, order of {ORDERS[order]}"
         tests.append(_test(label, ks.statistic, ks.p_value, len(scored), detectable, "Kolmogorov distance"))
         if chi_square:
@@ -82,6 +213,23 @@ def pit_tests(scored: ScoredTraces, plan: Plan, *, name: str, chi_square: bool =
                 _test(f"{name} chi-square, order of {ORDERS[order]}", chi.statistic, chi.p_value, len(scored), tv)
             )
     return tuple(tests)
+
+
+def positive_statements(scored: ScoredTraces, plan: Plan) -> dict[str, float]:
+    """What the stream bounds, each but for a chance of the plan's false-fail rate. Neither bounds a single position.
+
+    `kolmogorov_distance_bound` (statement C): of the mean law of the PIT in the order of q/p from uniform; deviations
+    that cancel across positions are not excluded. `draft_leak_bound` (D): the share of tokens that may have come from
+    the draft's law instead of the target's.
+    """
+    if not len(scored["pit_ratio"]):
+        return {}
+    ks = kolmogorov_smirnov(scored["pit_ratio"])
+    leak = mixture_share_bound(
+        scored["preferred"], scored["preferred_prob"], 1 - scored["overlap"], false_pass_rate=plan.false_fail_rate
+    )
+    distance = kolmogorov_distance_bound(ks.statistic, ks.num_samples, false_pass_rate=plan.false_fail_rate)
+    return {"kolmogorov_distance_bound": distance, "draft_leak_bound": leak}
 
 
 def _test(

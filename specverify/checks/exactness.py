@@ -10,7 +10,7 @@ import torch
 from specverify.checks.check import Check, reproduce
 from specverify.choices import Stream
 from specverify.choices.scripted import Scripted
-from specverify.drafting import DraftModel
+from specverify.drafting import TREES, drafter_for
 from specverify.law import autoregressive_law, decoded_law, total_variation
 from specverify.models.table import TableModel, random_table
 from specverify.records import CheckResult, Finding, Verdict
@@ -29,6 +29,8 @@ __all__ = ["TOLERANCE", "exactness", "instances"]
 TOLERANCE = 1e-12
 """TV distance by which float64 rounding may part two exact laws."""
 _VOCAB, _DRAFTS, _TOKENS = 3, 2, 3
+_BRANCHING = (2, 1)
+"""Of a tree rule's drafts: siblings on the first level, and a level below them."""
 
 
 def instances() -> Iterator[tuple[str, TableModel, TableModel]]:
@@ -56,7 +58,8 @@ def _accepts_the_impossible(decoder: Decoder) -> bool:
     """Whether a draft of target probability 0 passes when the uniform is exactly 0."""
     target_probs = torch.tensor([[[0.0, 0.6, 0.4], [0.2, 0.3, 0.5]]], dtype=torch.float64)
     draft_probs = torch.tensor([[[0.5, 0.3, 0.2]]], dtype=torch.float64)
-    proposal = Proposal(torch.tensor([[0]]), torch.tensor([1]), draft_probs)
+    parents = torch.tensor([[-1]]) if decoder.drafts in TREES else None
+    proposal = Proposal(torch.tensor([[0]]), torch.tensor([1]), draft_probs, parents)
     verification = decoder.rule(proposal, target_probs, Scripted({Stream.ACCEPT: 0.0, Stream.RESIDUAL: 0.5}))
     return bool(verification.num_accepted_tokens[0])
 
@@ -75,10 +78,9 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     findings: list[Finding] = []
     distances: dict[str, float] = {}
     for name, target, draft in instances():
-        decoder = replace(
-            subject.decoder, target=target, drafter=DraftModel(draft, _VOCAB), num_speculative_tokens=_DRAFTS
-        )
-        actual = decoded_law(decoder, max_new_tokens=_TOKENS, eos_token_ids=(1,))
+        drafter = drafter_for(subject.decoder.drafts, draft, _VOCAB, branching=_BRANCHING)
+        decoder = replace(subject.decoder, target=target, drafter=drafter, num_speculative_tokens=_DRAFTS)
+        actual = decoded_law(decoder, max_new_tokens=_TOKENS, eos_token_ids=(1,), merge=False)
         expected = autoregressive_law(target, max_new_tokens=_TOKENS, eos_token_ids=(1,))
         distances[name] = total_variation(actual, expected)
         if distances[name] > TOLERANCE:

@@ -58,18 +58,22 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     drafted = sum(step.num_draft_tokens for trace in on.traces for step in trace.steps)
     diverged = _diverged(scored.traces)
     findings = _wrong_tokens(on, beyond, noise)
-    verdict = Verdict.FAIL if findings else Verdict.PASS
-    if not findings and (drafted == 0 or len(on) == 0):
-        verdict = Verdict.INCONCLUSIVE
+    steps_known = any(trace.steps for trace in on.traces)
+    nothing = not len(on) or (steps_known and not drafted)
+    verdict = Verdict.FAIL if findings else Verdict.INCONCLUSIVE if nothing else Verdict.PASS
     summary = (
-        f"{len(on):,} tokens, {int(flips.sum())} not the target's first choice, {int(beyond.sum())} of them beyond the "
-        f"measured noise (2B = {noise.allowed_gap:.2g} logits); {diverged} of {_num_pairs(scored.traces)} texts differ from target-only"
+        "nothing was drafted, so nothing was shown"
+        if nothing and not findings
+        else (
+            f"{len(on):,} tokens, {int(flips.sum())} not the target's first choice, {int(beyond.sum())} of them beyond the "
+            f"measured noise (2B = {noise.allowed_gap:.2g} logits); {diverged} of {_num_pairs(scored.traces)} texts differ from target-only"
+        )
     )
     return CheckResult(
         id="greedy",
         claim=greedy.claim,
         verdict=verdict,
-        summary=summary if drafted else "nothing was drafted, so nothing was shown",
+        summary=summary,
         findings=findings + _tolerated(on, flips & ~beyond),
         tests=(_flip_rate(on, flips, noise),) if len(on) else (),
         measurements={
@@ -84,7 +88,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         num_samples=len(on),
         smallest_detectable=noise.allowed_gap,
         effect_unit="logits",
-        advice="" if verdict is Verdict.PASS else _advice(drafted),
+        advice=_advice(nothing=nothing),
         reproduce=reproduce(subject, plan, "greedy"),
         plots=(_plot(on, flips, noise),),
     )
@@ -163,12 +167,12 @@ def _plot(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> Plot:
             Series(label="gap of a divergence", x=tuple(np.sort(gaps).tolist()), y=tuple([0.5] * len(gaps))),
             Series(label="allowed: 2B", x=(noise.allowed_gap, noise.allowed_gap), y=(0.0, 1.0), dashed=True),
         ),
-        caption="A divergence right of the dashed line can't be numerical noise.",
+        caption="A divergence right of the dashed line is larger than any noise that was measured.",
     )
 
 
-def _advice(drafted: int) -> str:
-    if drafted == 0:
+def _advice(*, nothing: bool) -> str:
+    if nothing:
         return "find out why nothing is drafted: the engine may have switched speculation off without a word"
     return (
         "a token beyond the noise comes from the cache, the positions or the rule: compare the first wrong token's step "

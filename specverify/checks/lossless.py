@@ -11,22 +11,29 @@ import torch
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
 from specverify.checks.evidence import (
+    detectable_shift,
     e_process,
     e_process_plot,
     e_process_test,
-    impossible_tokens,
+    empty_texts,
+    impossible,
     pit_tests,
+    positive_statements,
     qq_plot,
+    support,
+    tokens_needed,
 )
+from specverify.checks.serial import serial_test
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from specverify.sampling import probabilities
 from specverify.statistics.budget import e_threshold
 from specverify.statistics.categorical import chi_square, smallest_detectable_tv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from specverify.checks.check import Round
+    from specverify.checks.evidence import Support
     from specverify.plan import Plan
     from specverify.records import SamplingParams
     from specverify.scoring import ScoredTraces
@@ -34,14 +41,18 @@ if TYPE_CHECKING:
 
 __all__ = ["enough", "lossless", "lossless_rounds"]
 
+_SUSPICION = 3.0
+"""log10 of the e-value at which a stream that is not proved wrong goes on to `_EXTENSION` times the tokens by itself."""
+_EXTENSION = 10
 _MOST_E_PROCESSES = 32
 """No run has more; an e-process that passes the threshold of so many is decided, whatever the judge's share."""
 
 
-def lossless_rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
-    """Rounds over all prompts, a batch of samples each, more than the budget of tokens needs; `enough` ends them."""
+def lossless_rounds(subject: Subject, plan: Plan, *, times: int = 1) -> Iterable[Round]:
+    """Rounds over all prompts, a batch of samples each, more than `times` the budget of tokens needs; `enough` ends them."""
     samples = max(1, plan.batch_size // max(1, len(subject.prompts)))
-    for number in range(-(-plan.lossless_tokens // (samples * len(subject.prompts)))):  # a decode emits one or more
+    most = -(-times * plan.lossless_tokens // (samples * len(subject.prompts)))  # a decode emits one token or more
+    for number in range(most):
         yield asked(f"lossless/{number}", plan, subject.prompts, sampling(subject, plan), num_samples=samples)
 
 
@@ -58,7 +69,7 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
     params = replace(sampling(subject, plan), max_new_tokens=2)  # two, so that the first is drafted
     prompts = _first_token_prompts(subject, plan)
     yield Unscored(asked("first_token", plan, prompts, params, num_samples=plan.first_token_samples))
-    yield from lossless_rounds(subject, plan)
+    yield from lossless_rounds(subject, plan, times=_EXTENSION)
 
 
 def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -66,26 +77,41 @@ def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_
     return of_trace[scored["trace"].astype(np.int64)]
 
 
-def _stream(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
+def _stream(scored: ScoredTraces, plan: Plan, *, times: int = 1) -> ScoredTraces:
     """The tokens of the stream, cut at the number that was fixed before."""
     mask = _is_stream(scored)
-    return scored.where(mask & (np.cumsum(mask) <= plan.lossless_tokens))
+    return scored.where(mask & (np.cumsum(mask) <= times * plan.lossless_tokens))
+
+
+def _suspicious(log10_e: float) -> bool:
+    return log10_e >= _SUSPICION
+
+
+def _watched(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
+    """The tokens that the e-process has seen: the fixed number, and those after it where that left a suspicion."""
+    stream = _stream(scored, plan)
+    longer = _stream(scored, plan, times=_EXTENSION)
+    return longer if len(longer) > len(stream) and _suspicious(e_process(stream).log10_e) else stream
 
 
 def _decided(plan: Plan, scored: ScoredTraces) -> bool:
-    stream = _stream(scored, plan)
+    """Proof ends it at once; the fixed number ends it without suspicion, ten times that in any case."""
+    stream = _watched(scored, plan)
     if not len(stream):
         return False
-    if enough(plan, scored) or (stream["prob"] == 0).any():
+    if impossible(stream):
         return True
-    return e_process(stream).log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)
+    log10_e = e_process(stream).log10_e
+    if log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES):
+        return True
+    return enough(plan, scored) and (not _suspicious(log10_e) or len(stream) >= _EXTENSION * plan.lossless_tokens)
 
 
 def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tuple[StatisticalTest, ...]:
     """Chi-square of the first tokens of many samples of one prompt against the target's exact law."""
     tests = []
     for prompt in _first_token_prompts(subject, plan):
-        traces = [trace for trace in scored.traces if trace.request.id == f"first_token/{prompt.id}"]
+        traces = [t for t in scored.traces if t.request.id == f"first_token/{prompt.id}" and t.token_ids]
         if not traces:
             continue
         expected = _law_after(subject, prompt, traces[0].request.params)
@@ -120,49 +146,75 @@ def _law_after(
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
-    stream = _stream(scored, plan)
+    found = support(subject, plan, scored)
+    found = replace(found, findings=(*empty_texts(scored), *found.findings))
+    stream, watched = _stream(found.inside, plan), _watched(found.inside, plan)
     drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
-    steps_known = any(trace.steps for trace in stream.traces)
-    findings = impossible_tokens(scored)
-    pit = pit_tests(stream, plan, name="stream") if len(stream) else ()
     tests = (
-        *((e_process_test(stream, name="stream"),) if len(stream) else ()),
-        *pit,
+        *((e_process_test(watched, name="stream"),) if len(watched) else ()),
+        *(pit_tests(stream, plan, name="stream") if len(stream) else ()),
+        *serial_test(stream, plan, name="stream"),
         *_first_token_tests(subject, plan, scored),
     )
-    detectable = min((test.smallest_detectable or 1.0 for test in pit), default=1.0)
-    verdict, reason = Verdict.PASS, ""
-    if findings:
-        verdict, reason = Verdict.FAIL, findings[0].text
-    elif steps_known and drafted == 0:
-        verdict, reason = Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
-    elif detectable > plan.largest_undetected_tv and not _decided(plan, scored):
-        verdict = Verdict.INCONCLUSIVE
-        reason = f"too few tokens: a TV distance below {detectable:.2g} would go unseen (wanted {plan.largest_undetected_tv:.2g})"
-    log10_e = tests[0].log10_e if tests and tests[0].log10_e is not None else 0.0
-    summary = reason or (
-        f"{len(stream):,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
-        f"smallest p-value {min((test.p_value for test in tests if test.p_value is not None), default=1.0):.2g}"
-    )
+    log10_e = next((test.log10_e for test in tests if test.log10_e is not None), 0.0)
+    detectable = detectable_shift(len(stream), plan)
+    verdict, summary = _verdict(subject, plan, found, stream, log10_e=log10_e, num_tokens=len(watched), tests=tests)
     return CheckResult(
         id="lossless",
         claim=lossless.claim,
         verdict=verdict,
         summary=summary,
-        findings=findings,
+        findings=found.findings,
         tests=tests,
-        measurements={"num_drafted_tokens": drafted, "log10_e": log10_e},
-        num_samples=len(stream),
+        measurements={"num_drafted_tokens": drafted, "log10_e": log10_e, **positive_statements(stream, plan)},
+        num_samples=len(watched),
         smallest_detectable=detectable,
-        effect_unit="Kolmogorov or TV distance",
-        advice=_ADVICE,
+        effect_unit="shift of the mean PIT law",
+        advice=_ADVICE if verdict is not Verdict.INCONCLUSIVE else "",
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(
             qq_plot(stream),
-            e_process_plot(stream, limit=e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)),
+            e_process_plot(watched, limit=e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)),
         )
         if len(stream)
         else (),
+    )
+
+
+def _verdict(
+    subject: Subject,
+    plan: Plan,
+    found: Support,
+    stream: ScoredTraces,
+    *,
+    log10_e: float,
+    num_tokens: int,
+    tests: Sequence[StatisticalTest],
+) -> tuple[Verdict, str]:
+    """Before the judge has held the tests against the budget: proof, too little, or what was seen."""
+    wrong = [finding for finding in found.findings if finding.severity is Verdict.FAIL]
+    if wrong:
+        return Verdict.FAIL, wrong[0].text
+    steps = [step for trace in stream.traces for step in trace.steps]
+    if steps and not any(step.num_draft_tokens for step in steps):
+        return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
+    if not found.settled:
+        return (
+            Verdict.INCONCLUSIVE,
+            f"{found.findings[-1].text}: too many to say that the support holds; use --dtype float32",
+        )
+    if _suspicious(log10_e):
+        said = f"suspect: evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
+        return Verdict.INCONCLUSIVE, f"{said}; it is proof from 10^6 on"
+    detectable, wanted = detectable_shift(len(stream), plan), plan.largest_undetected_shift
+    if detectable > wanted:
+        needed = tokens_needed(wanted, plan)
+        said = f"too few tokens: a shift of the mean law below {detectable:.2g} would go unseen, {wanted:.2g} is wanted"
+        return Verdict.INCONCLUSIVE, f"{said}; set lossless_tokens = {needed} in the plan"
+    smallest = min((test.p_value for test in tests if test.p_value is not None), default=1.0)
+    return Verdict.PASS, (
+        f"{num_tokens:,} tokens of {len(subject.prompts)} prompts: evidence against the target 10^{log10_e:.1f} to 1, "
+        f"smallest p-value {smallest:.2g}"
     )
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
-from specverify.checks.evidence import e_process_test, impossible_tokens, pit_tests
+from specverify.checks.evidence import detectable_shift, e_process_test, pit_tests, support, tokens_needed
 from specverify.plan import PARAMETER_GRID
 from specverify.records import CheckResult, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from specverify.checks.check import Round
     from specverify.plan import Plan
-    from specverify.records import SamplingParams
+    from specverify.records import Finding, SamplingParams
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
@@ -38,10 +38,17 @@ def _likeliest_tokens(subject: Subject) -> tuple[tuple[int, ...], ...]:
     return tuple((token,) for token, _ in first.most_common(_BANNED) if token not in subject.eos_token_ids)
 
 
+def _too_few_ids(subject: Subject, plan: Plan) -> bool:
+    longest = max((len(prompt.token_ids) for prompt in subject.prompts), default=0)
+    return subject.target.vocab_size <= longest + plan.max_new_tokens
+
+
 @torch.inference_mode()
 def _cells(subject: Subject, plan: Plan) -> Iterable[tuple[str, SamplingParams]]:
     for name, params in PARAMETER_GRID:
         cell = sampling(subject, plan, params)
+        if params.no_repeat_ngram_size == 1 and _too_few_ids(subject, plan):
+            cell = replace(cell, no_repeat_ngram_size=3)  # single tokens would run out
         yield name, replace(cell, banned_token_ids=_likeliest_tokens(subject)) if name == "banned_words" else cell
 
 
@@ -58,29 +65,23 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
-    findings, tests, counts = [], [], {}
+    findings: list[Finding] = []
+    tests, counts = [], {}
     of_trace = [trace.request.id.split("/")[1] for trace in scored.traces]
     cell_of_token = np.array(of_trace)[scored["trace"].astype(np.int64)]
+    unsettled = ""
     for name, _ in PARAMETER_GRID:
-        cell = scored.where(cell_of_token == name)
-        counts[f"num_tokens_{name}"] = len(cell)
-        if not len(cell):
-            continue
-        findings += [replace(finding, text=f"{name}: {finding.text}") for finding in impossible_tokens(cell)]
-        tests.append(e_process_test(cell, name=name))
-    pooled = pit_tests(scored, plan, name="all settings", chi_square=False) if len(scored) else ()
-    steps = [step for trace in scored.traces for step in trace.steps]
-    drafted = sum(step.num_draft_tokens for step in steps)
-    detectable = min((test.smallest_detectable or 1.0 for test in pooled), default=1.0)
-    verdict = Verdict.FAIL if findings else Verdict.PASS
-    summary = f"{len(PARAMETER_GRID)} settings, {len(scored):,} tokens: none outside the support that the target allows"
-    if findings:
-        summary = f"{findings[0].text} ({findings[0].place})"
-    elif steps and not drafted:
-        verdict, summary = Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
-    elif detectable > plan.largest_undetected_tv:
-        verdict = Verdict.INCONCLUSIVE
-        summary = f"too few tokens: a distance below {detectable:.2g} would go unseen"
+        cell = support(subject, plan, scored.where(cell_of_token == name))
+        counts[f"num_tokens_{name}"] = len(cell.inside)
+        findings += [replace(finding, text=f"{name}: {finding.text}") for finding in cell.findings]
+        unsettled = unsettled if cell.settled else f"{findings[-1].text}: too many to say that the support holds"
+        if len(cell.inside):
+            tests.append(e_process_test(cell.inside, name=name))
+    all_inside = scored.where(scored["edge"] == 0)
+    pooled = pit_tests(all_inside, plan, name="all settings", chi_square=False) if len(all_inside) else ()
+    thinnest = min(counts, key=counts.__getitem__)
+    detectable = detectable_shift(counts[thinnest], plan)
+    verdict, summary = _verdict(plan, scored, findings, unsettled, thinnest=thinnest, detectable=detectable)
     return CheckResult(
         id="parameters",
         claim=parameters.claim,
@@ -91,9 +92,34 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         measurements=counts,
         num_samples=len(scored),
         smallest_detectable=detectable,
-        effect_unit="Kolmogorov distance",
-        advice="apply each parameter to every row of the block, with the drafts before it in view" if findings else "",
+        effect_unit="shift of the mean PIT law within one setting",
+        advice=""
+        if verdict is Verdict.INCONCLUSIVE
+        else "apply each parameter to every row of the block, with the drafts before it in view",
         reproduce=reproduce(subject, plan, "parameters"),
+    )
+
+
+def _verdict(
+    plan: Plan, scored: ScoredTraces, findings: Sequence[Finding], unsettled: str, *, thinnest: str, detectable: float
+) -> tuple[Verdict, str]:
+    """Before the judge has held the tests against the budget."""
+    wrong = [finding for finding in findings if finding.severity is Verdict.FAIL]
+    if wrong:
+        return Verdict.FAIL, f"{wrong[0].text} ({wrong[0].place})"
+    steps = [step for trace in scored.traces for step in trace.steps]
+    if steps and not any(step.num_draft_tokens for step in steps):
+        return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
+    if unsettled:
+        return Verdict.INCONCLUSIVE, unsettled
+    wanted = plan.largest_undetected_shift_per_setting
+    if detectable > wanted:
+        needed = tokens_needed(wanted, plan)
+        setting = thinnest.removeprefix("num_tokens_")
+        said = f"too few tokens: in {setting} a shift of the mean law below {detectable:.2g} would go unseen"
+        return Verdict.INCONCLUSIVE, f"{said}, {wanted:.2g} is wanted; set parameter_tokens = {2 * needed} in the plan"
+    return Verdict.PASS, (
+        f"{len(PARAMETER_GRID)} settings, {len(scored):,} tokens: none outside the support that the target allows"
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-__all__ = ["Choices", "Stream", "inverse_cdf"]
+__all__ = ["Choices", "Stream", "first_of_race", "inverse_cdf"]
 
 
 class Stream(IntEnum):
@@ -64,6 +64,15 @@ class Choices(Protocol):
         """
         ...
 
+    def race(
+        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+    ) -> Int[Tensor, "batch n"]:
+        """One id from each row's law: the argmin of Exp(1) noise over probability [Daliri2024].
+
+        The noise is the position's, whatever the law and the step: two laws at one position run the same race.
+        """
+        ...
+
     def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> Choices:
         """The same sequences, standing before their token number `position`, in their step number `step`."""
         ...
@@ -86,3 +95,9 @@ def inverse_cdf(probs: Float[Tensor, "*rows vocab"], uniform: Float[Tensor, "*ro
     drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * total, right=True)  # first id with cdf > u * total
     last_positive = torch.searchsorted(cdf, total)  # u * total may round up to total
     return torch.minimum(drawn, last_positive).squeeze(-1)
+
+
+def first_of_race(probs: Float[Tensor, "*rows vocab"], uniform: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:
+    """The id whose Exp(1) noise over its probability is least, ties to the lowest id; never one of probability 0."""
+    noise = (-torch.log1p(-uniform)).clamp(min=2.0**-54)  # never 0, so that nothing is 0/0
+    return (noise / probs.double()).argmin(-1)

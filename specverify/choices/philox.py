@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from specverify.choices import Stream, inverse_cdf
+from specverify.choices import Stream, first_of_race, inverse_cdf
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -123,3 +123,18 @@ class Philox:
         """One id from each row's law."""
         del guesses
         return inverse_cdf(probs, self.uniform(stream, at))
+
+    def race(
+        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+    ) -> Int[Tensor, "batch n"]:
+        """One id from each row's law; an id's noise has the place of a step in the `TARGET` stream, whose draws have none."""
+        position = self.position[:, None] + at.expand(probs.shape[:-1])
+        ids = torch.arange(1, probs.shape[-1] + 1, device=probs.device)
+        uniform = uniform53(
+            self.seed[:, None, None],
+            torch.tensor(int(Stream.TARGET), device=probs.device),
+            self.sequence[:, None, None],
+            position[..., None],
+            ids,
+        )
+        return first_of_race(probs, uniform)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specverify.choices import Stream, inverse_cdf
+from specverify.choices import Stream, first_of_race, inverse_cdf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +49,13 @@ class Scripted:
         """Inverse CDF of the scripted uniform."""
         del guesses
         return inverse_cdf(probs, self.uniform(stream, at.expand(probs.shape[:-1])))
+
+    def race(
+        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+    ) -> Int[Tensor, "batch n"]:
+        """Every id has the same noise, that of the `TARGET` stream's uniform, so the most probable id wins."""
+        uniform = self.uniform(Stream.TARGET, at.expand(probs.shape[:-1]))
+        return first_of_race(probs, uniform[..., None].expand_as(probs))
 
     def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> Scripted:
         """The script is the same everywhere."""

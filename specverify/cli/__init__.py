@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.exits import guarded
+from specverify.cli.faults import faults
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
+from specverify.cli.qualify import qualify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,34 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
-
-
-@app.command()
-def faults(
-    *,
-    list_: bool = typer.Option(False, "--list", help="Name them (also what happens without it)."),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> int:
-    """The faults that --fault can plant in the reference decoder."""
-    from specverify.faults import FAULTS
-
-    del list_
-    if as_json:
-        named = [{"name": f.name, "stands_for": f.stands_for, "caught_by": list(f.caught_by)} for f in FAULTS]
-        typer.echo(json.dumps({"faults": named}, indent=2))
-    elif quiet:
-        typer.echo("\n".join(fault.name for fault in FAULTS))
-    else:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("fault", "stands for", "caught by", box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for fault in FAULTS:
-            table.add_row(Text(fault.name), Text(fault.stands_for), Text(", ".join(fault.caught_by)))
-        Console().print(table)
-    return 0
+app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
+app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
+app.command(short_help="Plant known faults, and show which check catches them.")(faults)
 
 
 @app.command()

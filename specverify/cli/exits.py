@@ -46,7 +46,8 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that lacks a sign gets another
     try:
         code = command() or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may have been closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
         return PIPE

@@ -43,6 +43,8 @@ class Invocation:
     pair: str | None = None
     drafter: str = "model"
     rule: str = "chain"
+    branching: str | None = None
+    """Children of a node by its depth, such as `3,2,1`, for a rule over trees."""
     num_speculative_tokens: int | None = None
     fault: str = ""
     trust_remote_code: bool = False

@@ -19,7 +19,13 @@ PairName = Annotated[
     ),
 ]
 Drafter = Annotated[str, Option(metavar="NAME", help="Where drafts come from: model, prompt-lookup.")]
-RuleName = Annotated[str, Option("--rule", metavar="NAME", help="Acceptance rule: chain, match, greedy.")]
+RuleName = Annotated[
+    str, Option("--rule", metavar="NAME", help="Acceptance rule; an unknown name lists them.  [default: chain]")
+]
+Branching = Annotated[
+    str | None,
+    Option(metavar="N,N,…", help="Children of each node by depth, for a rule over trees.  [default: 3,2,1]"),
+]
 NumSpeculativeTokens = Annotated[
     int | None, Option("--num-speculative-tokens", metavar="N", help="Most tokens drafted a step.  [default: 3]")
 ]

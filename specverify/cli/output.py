@@ -11,21 +11,40 @@ from specverify.codec import dump, write_text_atomically
 from specverify.errors import OutputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from specverify.records import Certificate
 
-__all__ = ["CERTIFICATE", "render", "require_writable", "write_all"]
+__all__ = ["CERTIFICATE", "render", "reserved", "write_all"]
 
 CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
 
 
-def require_writable(folder: Path) -> None:
-    """Make the folder, and raise `OutputError` before the run rather than after it if nothing can be written there."""
-    probe = folder / f".probe-{secrets.token_hex(4)}"
+@contextlib.contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it for one run; a run that leaves nothing takes its empty folder away again.
+
+    Raises `OutputError`, before the run rather than after it, if nothing can be written there or another run holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    probe, lock = folder / f".probe-{secrets.token_hex(4)}", folder / ".lock"
     write_text_atomically(probe, "")
     probe.unlink(missing_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+    except Timeout as error:
+        msg = f"another run is writing to {folder}; wait for it, or give this one another folder with --out"
+        raise OutputError(msg) from error
+    finally:
+        with contextlib.suppress(OSError):  # not empty: the certificate, or what a second run resumes from
+            folder.rmdir()
 
 
 def render(certificate: Certificate) -> dict[str, str]:

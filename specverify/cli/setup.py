@@ -6,18 +6,21 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import jinja2
 import torch
 
 from specverify.checks.check import spread
 from specverify.checks.compatibility import compare_ids, eos_ids, token_strings
+from specverify.cli.exits import say
 from specverify.cli.invocation import require_known
-from specverify.codec import read_prompts
 from specverify.decoding import Decoder
-from specverify.drafting import DraftModel, PromptLookup
+from specverify.drafting import DEFAULT_BRANCHING, TREES, PromptLookup, branching_of, drafter_for
 from specverify.engines.reference import ReferenceEngine
-from specverify.errors import PairError, PromptError
+from specverify.errors import PairError, PlanError, PromptError
 from specverify.faults import find_fault
 from specverify.models.loading import load_pair
+from specverify.models.transformers import require_working_trees
+from specverify.prompt_file import read_prompts
 from specverify.subject import EncodedPrompt, Subject
 from specverify.verification.rules import RULES
 
@@ -36,11 +39,40 @@ _SMALL = 100_000_000
 _MOST_WORKERS = 4
 
 
-def require_names(invocation: Invocation) -> None:
-    """Raise `PlanError` for the name of a rule or fault that isn't there, before anything is loaded."""
+def require_names(invocation: Invocation, plan: Plan) -> None:
+    """Raise `PlanError` for the name of a rule or fault that isn't there, before anything is loaded.
+
+    And for a drafter that can't draft what the rule verifies, or a shape that is no tree of it.
+    """
     require_known("rule", invocation.rule, RULES)
     if invocation.fault:
         find_fault(invocation.fault)
+    tree = RULES[invocation.rule].drafts in TREES
+    if tree and invocation.drafter != "model":
+        msg = f"--rule {invocation.rule} verifies trees, which {invocation.drafter} can't draft; use --drafter model"
+        raise PlanError(msg)
+    if not tree and invocation.branching is not None:
+        msg = f"--rule {invocation.rule} verifies chains, so there is nothing to branch; leave --branching out"
+        raise PlanError(msg)
+    _branching(invocation, plan)
+
+
+def _branching(invocation: Invocation, plan: Plan) -> tuple[int, ...]:
+    """Children of a node by its depth, one number for each token that may be drafted."""
+    depth = plan.num_speculative_tokens
+    if invocation.branching is None:
+        return branching_of(depth, DEFAULT_BRANCHING)
+    parts = invocation.branching.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        msg = f"--branching '{invocation.branching}' is no shape of a tree; give the children of each level, such as 3,2,1"
+        raise PlanError(msg)
+    if len(parts) > depth:
+        msg = (
+            f"--branching {invocation.branching} has {len(parts)} levels, but at most {depth} tokens are drafted one "
+            f"after the other; use --num-speculative-tokens {len(parts)}"
+        )
+        raise PlanError(msg)
+    return tuple(int(part) for part in parts)
 
 
 def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subject:
@@ -59,10 +91,17 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
     )
     if pair.draft is not None:
         require_fit(pair.target, pair.draft)
-    encoded = encode(balanced(prompts, plan.max_prompts), pair.target, max_new_tokens=plan.max_new_tokens)
+    if len(prompts) > plan.max_prompts:
+        say(
+            f"{plan.max_prompts} of the {len(prompts):,} prompts are used, evenly from every domain (max_prompts in the plan)"
+        )
+    room = min(one.model.max_length for one in (pair.target, pair.draft) if one is not None)
+    encoded = encode(
+        balanced(prompts, plan.max_prompts), pair.target, positions=room, max_new_tokens=plan.max_new_tokens
+    )
     decoder = _decoder(pair, invocation, plan)
     workers = _workers(pair.target)
-    return Subject(
+    subject = Subject(
         engine=ReferenceEngine(decoder, batch_size=plan.batch_size, workers=workers),
         target=pair.target.model,
         draft=pair.draft.model if pair.draft is not None else None,
@@ -70,9 +109,11 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
         eos_token_ids=eos_ids(pair.target),
         decoder=decoder,
         pair=pair,
+        rule=invocation.rule,
         workers=workers,
         command=invocation.command(),
     )
+    return find_fault(invocation.fault).plant(subject) if invocation.fault else subject
 
 
 def _workers(target: LoadedModel) -> int:
@@ -90,16 +131,20 @@ def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
         text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 
-    decoder = Decoder(
+    named = RULES[invocation.rule]
+    if named.drafts in TREES:
+        require_working_trees(target)
+    branching = _branching(invocation, plan)
+    return Decoder(
         target=target,
         drafter=PromptLookup(target.vocab_size)
         if pair.draft is None
-        else DraftModel(pair.draft.model, vocab_size=target.vocab_size),
-        rule=RULES[invocation.rule].rule,
+        else drafter_for(named.drafts, pair.draft.model, target.vocab_size, branching=branching),
+        rule=named.rule,
+        drafts=named.drafts,
         num_speculative_tokens=plan.num_speculative_tokens,
         detokenize=detokenize,
     )
-    return find_fault(invocation.fault).apply(decoder) if invocation.fault else decoder
 
 
 def require_fit(target: LoadedModel, draft: LoadedModel) -> None:
@@ -146,22 +191,40 @@ def balanced(prompts: Sequence[Prompt], most: int) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in prompts if prompt.id in chosen)
 
 
-def encode(prompts: Sequence[Prompt], target: LoadedModel, *, max_new_tokens: int) -> tuple[EncodedPrompt, ...]:
+def _ids(prompt: Prompt, target: LoadedModel) -> tuple[int, ...]:
+    """A text as the tokenizer encodes it; a conversation as the chat template renders it, up to the answer."""
+    if not prompt.messages:
+        return tuple(int(number) for number in target.tokenizer.encode(prompt.text, verbose=False))
+    conversation = [{"role": message.role, "content": message.content} for message in prompt.messages]
+    try:
+        ids = target.tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except (ValueError, jinja2.TemplateError) as error:
+        reason = " ".join(str(error).split())[:200]
+        msg = f"prompt '{prompt.id}' is a conversation that the template of {target.source} does not take: {reason}"
+        raise PromptError(msg) from error
+    return tuple(int(number) for number in ids)
+
+
+def encode(
+    prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int
+) -> tuple[EncodedPrompt, ...]:
     """The prompts in the target's ids, with the special tokens that its tokenizer puts there.
 
-    Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
+    `positions` is what target and draft both have. Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
     """
-    room = target.model.max_length - max_new_tokens
+    room = positions - max_new_tokens
     encoded = []
     for prompt in prompts:
-        ids = tuple(int(number) for number in target.tokenizer.encode(prompt.text, verbose=False))
+        ids = _ids(prompt, target)
         if not ids:
             msg = f"prompt '{prompt.id}' is empty: {target.source} makes no token of it; give it some text"
             raise PromptError(msg)
         if len(ids) > room:
             msg = (
                 f"prompt '{prompt.id}' has {len(ids):,} tokens and the plan asks for {max_new_tokens:,} more, but "
-                f"{target.source} has {target.model.max_length:,} positions; shorten it, or lower max_new_tokens"
+                f"target and draft both have {positions:,} positions; shorten it, or lower max_new_tokens"
             )
             raise PromptError(msg)
         encoded.append(EncodedPrompt(id=prompt.id, domain=prompt.domain, token_ids=ids))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from specverify import __version__
+from specverify.certify import environment
 from specverify.codec import dump, load_as, write_text_atomically
 from specverify.errors import OutputError
-from specverify.models.fingerprint import fingerprint
 from specverify.plan import plan_digest
 from specverify.records import SCHEMA_VERSION, CheckResult
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from specverify.plan import Plan
+    from specverify.records import ModelFingerprint
     from specverify.subject import Subject
 
 __all__ = ["CHECKPOINT", "Checkpoint", "FileStore", "run_key"]
@@ -38,20 +37,18 @@ class Checkpoint:
     results: tuple[CheckResult, ...]
 
 
-def run_key(subject: Subject, plan: Plan, *, fault: str) -> str:
-    """sha-256 of all that decides what a run shows: plan, models, prompts, command, fault, engine, device, versions."""
-    models = (
-        [] if subject.pair is None else [one for one in (subject.pair.target, subject.pair.draft) if one is not None]
-    )
+def run_key(
+    subject: Subject, plan: Plan, digests: tuple[ModelFingerprint, ModelFingerprint | None], *, fault: str
+) -> str:
+    """sha-256 of all that decides what a run shows: plan, models, prompts, command, fault, engine, machine, versions."""
     decisive = {
         "plan": plan_digest(plan),
-        "models": [asdict(fingerprint(model)) for model in models],
+        "models": [asdict(model) for model in digests if model is not None],
         "prompts": [asdict(prompt) for prompt in subject.prompts],
         "command": subject.command,
         "engine": subject.engine.name,
         "fault": fault,
-        "device": str(subject.target.device),
-        "versions": [__version__, version("torch"), version("transformers")],
+        "environment": asdict(environment(subject.target.device, "")),
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from specverify.records import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
-    from specverify.records import DecodeRequest, DecodeTrace
+    from specverify.records import DecodeCounters, DecodeRequest, DecodeTrace
 
-__all__ = ["Capability", "Engine"]
+__all__ = ["ALL_PARAMETERS", "Capability", "Engine", "EngineFactory", "EngineSettings", "Metered"]
 
 
 class Capability(StrEnum):
@@ -23,6 +29,16 @@ class Capability(StrEnum):
     SPECULATION_SWITCH = "speculation_switch"
     """`speculation=False` is honoured."""
     STOP_STRINGS = "stop_strings"
+    LOGPROBS = "logprobs"
+    """Traces carry the log-probability that the engine itself reports of each token."""
+    COUNTERS = "counters"
+    """It counts its drafts and acceptances, and is `Metered`."""
+
+
+ALL_PARAMETERS = frozenset(
+    field.name for field in dataclasses.fields(SamplingParams) if field.name not in {"max_new_tokens", "stop_strings"}
+)
+"""The fields of `SamplingParams` that an engine may or may not honour."""
 
 
 class Engine(Protocol):
@@ -38,6 +54,46 @@ class Engine(Protocol):
         """What it can be asked for."""
         ...
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Fields of `SamplingParams` that it honours, out of `ALL_PARAMETERS`; another than its default is not asked."""
+        ...
+
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """Answer every request with `num_samples` traces; requests handed over together are each other's neighbours."""
         ...
+
+
+class Metered(Protocol):
+    """An engine with `Capability.COUNTERS`."""
+
+    def counters(self) -> DecodeCounters:
+        """What it has counted since it was opened: never reset, so take differences."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What an engine is made from."""
+
+    target: Path
+    """A folder in the Hugging Face layout."""
+    draft: Path | None = None
+    num_speculative_tokens: int = 3
+    eos_token_ids: tuple[int, ...] = ()
+    max_length: int = 256
+    """Positions, prompt included."""
+    max_batch_size: int = 16
+    """Requests side by side."""
+    url: str = ""
+    """A server that runs already."""
+    model: str = ""
+    """Its name for the model."""
+    serve: str = ""
+    """Command that starts the server; `{port}`, `{target}` and `{draft}` are filled in."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Further settings of one engine, by its own names."""
+
+
+EngineFactory: TypeAlias = "Callable[[EngineSettings], AbstractContextManager[Engine]]"
+"""Opens an engine; leaving the context ends its servers, whatever happened."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specverify.context import Row
 from specverify.decoding import Decoder, autoregressive, speculative
-from specverify.engines import Capability
+from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.errors import PromptError
 from specverify.parallel import mapped
 
@@ -37,8 +37,13 @@ class ReferenceEngine:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
+        """Everything but what a server tells of itself."""
+        return frozenset(Capability) - {Capability.LOGPROBS, Capability.COUNTERS}
+
+    @property
+    def parameters(self) -> frozenset[str]:
         """All of them."""
-        return frozenset(Capability)
+        return ALL_PARAMETERS
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """Traces in the order of the requests and their samples."""

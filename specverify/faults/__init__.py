@@ -1,49 +1,47 @@
-"""Planted faults: wrong rules, drafters, laws, stops and caches, each standing for a class of public bugs.
+"""Planted faults: each stands for a class of public bugs, and names checks that must see it.
 
-A fault changes one part of the reference decoder and leaves the loop as it is, so a check that passes under it is blind to
-that class. `caught_by` names the checks that must fail; the tests prove it for each.
+A fault changes one part of the reference decoder (or what an engine makes of its answers) and leaves the loop as it is,
+so a check that passes under it is blind to that class. The tests prove `caught_by` for each; `specverify faults` measures
+every fault against every check. A module a part: what it holds is listed under that name in `FAMILIES`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
-import torch
-
-from specverify.choices import Stream
 from specverify.errors import PlanError
-from specverify.faults.decoder import (
-    cache,
-    law_without_drafts,
-    law_without_penalties,
-    one_past_limit,
-    seeded_by_place,
-    stop_seen_at_block_end_only,
-)
-from specverify.faults.draft import reporting, top_k
-from specverify.faults.rule import ChainParts, always, inflated, or_equal, root, rule, unclamped
-from specverify.verification.chain import greedy
+from specverify.faults.batch import BATCH_FAULTS
+from specverify.faults.cache import CACHE_FAULTS
+from specverify.faults.counter import COUNTER_FAULTS
+from specverify.faults.draft import DRAFT_FAULTS
+from specverify.faults.fault import Fault
+from specverify.faults.number import NUMBER_FAULTS
+from specverify.faults.parameter import PARAMETER_FAULTS
+from specverify.faults.row import ROW_FAULTS
+from specverify.faults.rule import RULE_FAULTS
+from specverify.faults.stop import STOP_FAULTS
+from specverify.faults.stream import STREAM_FAULTS
+from specverify.faults.tree import TREE_FAULTS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["FAMILIES", "FAULTS", "Fault", "find_fault"]
 
-    from specverify.decoding import Decoder
+FAMILIES: dict[str, tuple[Fault, ...]] = {
+    "acceptance and residual": RULE_FAULTS,
+    "wrong row": ROW_FAULTS,
+    "random streams": STREAM_FAULTS,
+    "draft law": DRAFT_FAULTS,
+    "cache": CACHE_FAULTS,
+    "parameters": PARAMETER_FAULTS,
+    "stop and length": STOP_FAULTS,
+    "batch": BATCH_FAULTS,
+    "numbers and vocabulary": NUMBER_FAULTS,
+    "counters": COUNTER_FAULTS,
+    "several drafts": TREE_FAULTS,
+}
+"""Faults by the part that is wrong."""
 
-__all__ = ["FAULTS", "Fault", "find_fault"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One planted fault."""
-
-    name: str
-    stands_for: str
-    """The class of public bug."""
-    caught_by: tuple[str, ...]
-    """Ids of the checks that must fail on it."""
-    apply: Callable[[Decoder], Decoder]
+FAULTS: tuple[Fault, ...] = tuple(fault for family in FAMILIES.values() for fault in family)
+"""All planted faults, in the order in which `specverify faults` lists them."""
 
 
 def find_fault(name: str) -> Fault:
@@ -55,140 +53,3 @@ def find_fault(name: str) -> Fault:
         msg = f"there is no fault named '{name}'; {hint}"
         raise PlanError(msg)
     return known[name]
-
-
-FAULTS: tuple[Fault, ...] = (
-    Fault(
-        name="residual-from-target",
-        stands_for="the replacement of a rejected token is drawn from the target instead of [p - q]+",
-        caught_by=("exactness", "lossless"),
-        apply=rule(ChainParts(residual=lambda p, _: p)),
-    ),
-    Fault(
-        name="residual-wrong-row",
-        stands_for="the residual is taken from the row after the rejected token",
-        caught_by=("exactness", "lossless"),
-        apply=rule(ChainParts(rejected_row=lambda place: place + 1)),
-    ),
-    Fault(
-        name="residual-not-clamped",
-        stands_for="|p - q| in place of [p - q]+",
-        caught_by=("exactness", "lossless"),
-        apply=rule(ChainParts(residual=unclamped)),
-    ),
-    Fault(
-        name="bonus-from-draft",
-        stands_for="the token after a fully accepted block comes from the draft",
-        caught_by=("exactness", "lossless"),
-        apply=rule(ChainParts(bonus_from_draft=True)),
-    ),
-    Fault(
-        name="draft-temperature",
-        stands_for="drafts are drawn at temperature 0.7 of the request's while the unscaled softmax is reported",
-        caught_by=("lossless",),
-        apply=reporting(lambda law: law ** (1 / 0.7)),
-    ),
-    Fault(
-        name="raw-draft-probs",
-        stands_for="drafts are drawn after a top-k of 20 while the raw softmax is reported",
-        caught_by=("lossless",),
-        apply=reporting(top_k),
-    ),
-    Fault(
-        name="greedy-draft-softmax",
-        stands_for="greedy drafts with the softmax reported as their law",
-        caught_by=("lossless",),
-        apply=reporting(lambda law: torch.nn.functional.one_hot(law.argmax(-1), law.shape[-1]).double()),
-    ),
-    Fault(
-        name="draft-noise-in-accept",
-        stands_for="the uniform that drew the draft also accepts it",
-        caught_by=("lossless",),
-        apply=rule(ChainParts(accept_stream=Stream.DRAFT)),
-    ),
-    Fault(
-        name="draft-noise-in-residual",
-        stands_for="the uniform that drew the draft also draws its replacement",
-        caught_by=("lossless",),
-        apply=rule(ChainParts(residual_stream=Stream.DRAFT)),
-    ),
-    Fault(
-        name="accept-noise-in-residual",
-        stands_for="the uniform that rejected the draft also draws its replacement",
-        caught_by=("lossless",),
-        apply=rule(ChainParts(residual_stream=Stream.ACCEPT)),
-    ),
-    Fault(
-        name="cache-one-short",
-        stands_for="rollback drops one token too many",
-        caught_by=("greedy", "lossless"),
-        apply=cache(-1),
-    ),
-    Fault(
-        name="cache-one-long",
-        stands_for="rollback keeps one rejected token",
-        caught_by=("greedy",),
-        apply=cache(1),
-    ),
-    Fault(
-        name="eos-inside-block-ignored",
-        stands_for="an EOS that is accepted inside a block does not end the text",
-        caught_by=("stopping",),
-        apply=lambda decoder: replace(decoder, stop=stop_seen_at_block_end_only),
-    ),
-    Fault(
-        name="one-past-limit",
-        stands_for="one token more than the limit is emitted",
-        caught_by=("stopping",),
-        apply=lambda decoder: replace(decoder, stop=one_past_limit),
-    ),
-    Fault(
-        name="penalties-skip-drafts",
-        stands_for="penalties and bans don't see the drafted tokens before a position",
-        caught_by=("parameters",),
-        apply=lambda decoder: replace(decoder, law=law_without_drafts),
-    ),
-    Fault(
-        name="penalties-ignored",
-        stands_for="penalties, bans and minimum length are dropped without a word",
-        caught_by=("parameters",),
-        apply=lambda decoder: replace(decoder, law=law_without_penalties),
-    ),
-    Fault(
-        name="greedy-verification",
-        stands_for="drafts are verified greedily whatever the temperature",
-        caught_by=("exactness", "lossless"),
-        apply=rule(greedy),
-    ),
-    Fault(
-        name="always-accept",
-        stands_for="every draft is accepted",
-        caught_by=("exactness", "greedy", "lossless"),
-        apply=rule(ChainParts(accept_probs=always)),
-    ),
-    Fault(
-        name="ratio-inflated",
-        stands_for="the acceptance ratio is multiplied by 1.1",
-        caught_by=("exactness", "acceptance"),
-        apply=rule(ChainParts(accept_probs=inflated)),
-    ),
-    Fault(
-        name="ratio-square-root",
-        stands_for="the square root of the acceptance ratio is used",
-        caught_by=("exactness", "lossless", "acceptance"),
-        apply=rule(ChainParts(accept_probs=root)),
-    ),
-    Fault(
-        name="accept-or-equal",
-        stands_for="`u <= p`: a token of probability 0 passes when the uniform is exactly 0",
-        caught_by=("exactness",),
-        apply=rule(ChainParts(accept_probs=or_equal)),
-    ),
-    Fault(
-        name="seed-by-batch-place",
-        stands_for="a request's random numbers depend on its place in the batch",
-        caught_by=("reproducibility",),
-        apply=seeded_by_place,
-    ),
-)
-"""All planted faults, in the order in which `specverify faults` lists them."""

@@ -30,11 +30,25 @@ class Session(Protocol):
         ...
 
     def append(
-        self, token_ids: Int[Tensor, "batch block"], num_tokens: Int[Tensor, " batch"]
+        self,
+        token_ids: Int[Tensor, "batch block"],
+        num_tokens: Int[Tensor, " batch"],
+        parents: Int[Tensor, "batch block"] | None = None,
     ) -> Float[Tensor, "batch block vocab"]:
         """Append the first `num_tokens[b]` of each row's ids (0 is allowed); logits after each of them.
 
-        Logits past `num_tokens[b]` are undefined. Raises `NonFiniteLogits` where a defined row has NaN or +inf.
+        `parents` makes the block a tree: each id follows the entry of the block that is named for it (-1: what the row
+        held before), sees that entry and its ancestors only, and stands one position after it. A tree stays open until
+        `keep` has chosen one of its paths: `lengths` doesn't count it, and nothing else may be asked. Logits past
+        `num_tokens[b]` are undefined. Raises `NonFiniteLogits` where a defined row has NaN or +inf, `UnsupportedModel`
+        for a tree where attention can't be masked freely.
+        """
+        ...
+
+    def keep(self, places: Int[Tensor, "batch depth"], num_kept: Int[Tensor, " batch"]) -> None:
+        """Close the tree: of its entries keep `places[b, : num_kept[b]]` alone, a path from a root, as the newest tokens.
+
+        Raises `InternalError` where no tree is open, or where these places are no such path.
         """
         ...
 
@@ -58,6 +72,11 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Rows of the output layer (may be padded beyond the tokenizer)."""
+        ...
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the input layer: ids from here on can be said, but not read."""
         ...
 
     @property

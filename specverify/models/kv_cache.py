@@ -14,6 +14,11 @@ Note [The block is visible to itself]: a block is right-ragged, and its unused e
 causality hides them from every logit that is defined. They are therefore left visible while the block runs: each query
 sees at least itself, no row of the attention matrix is empty, and no NaN can enter the cache. They leave `mask` as
 soon as the block is in.
+
+Note [Trees]: a block that is a tree gets the whole attention mask, entry by entry: what the row holds, the entry's
+ancestors, itself. Its slots stay out of `mask` until `keep` has chosen a path; the others are then holes like those of a
+rollback, and nothing was copied. A parent's slot lies before its children's, so slots stay in the order of tokens. Where
+the distance of two slots counts, siblings would shift each other, so `require_tree_attention` refuses those models.
 """
 
 from __future__ import annotations
@@ -33,10 +38,22 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-__all__ = ["MaskedCache", "cache_argument", "counts_slots", "require_rollback", "too_many_holes"]
+    from specverify.models.tree_block import TreeBlock
+
+__all__ = [
+    "MaskedCache",
+    "cache_argument",
+    "counts_slots",
+    "require_rollback",
+    "require_tree_attention",
+    "too_many_holes",
+]
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values")
 """The name in `forward`, newest first; 5.24 warns about the old one."""
+
+_MASKED_ATTENTION = ("sdpa", "eager")
+"""Implementations of attention that take any mask; the others know causality and padding alone."""
 
 _ALIBI_MODELS = frozenset({"bloom", "mpt"})
 
@@ -111,6 +128,21 @@ def counts_slots(module: PreTrainedModel) -> bool:
         or any(getattr(config, name, None) for name in windows)
         or _uses_alibi(config)
     )
+
+
+def require_tree_attention(module: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` unless each entry of a block can be told what it sees; see Note [Trees]."""
+    implementation = module.config.get_text_config(decoder=True)._attn_implementation  # noqa: SLF001 - no public name
+    if counts_slots(module):
+        reason = "attends by the distance of two slots (a window, ALiBi, or code that does not come with transformers)"
+        remedy = "use a rule over a chain, such as --rule chain, or a target with full attention"
+    elif implementation not in _MASKED_ATTENTION:
+        reason = f"was loaded with {implementation} attention, which takes no mask of its own"
+        remedy = "use a rule over a chain, such as --rule chain, or load it with sdpa attention"
+    else:
+        return
+    msg = f"{type(module).__name__} {reason}, so it can't verify a tree of drafts; {remedy}"
+    raise UnsupportedModel(msg)
 
 
 def _uses_alibi(config: Any) -> bool:  # noqa: ANN401 - every architecture has its own class
@@ -226,6 +258,8 @@ class MaskedCache:
         self._device = module.device
         self._argument = cache_argument(module)
         self._left_padded = counts_slots(module)
+        self._dtype = module.dtype
+        self._tree: TreeBlock | None = None
         self._takes_position_ids = takes_position_ids(module)
         self._cache = DynamicCache()
         self._cache.layer_class_to_replicate = SlotLayer
@@ -236,38 +270,74 @@ class MaskedCache:
         """Slots a row, holes included."""
         return int(self.mask.shape[1])
 
-    def arguments(self, num_tokens: Int[ndarray, " batch"], block: int) -> dict[str, Any]:
+    def arguments(
+        self, num_tokens: Int[ndarray, " batch"], block: int, tree: TreeBlock | None = None
+    ) -> dict[str, Any]:
         """What `forward` needs beside the ids; compacts first where that is due. `block` is the most of `num_tokens`.
 
         Without holes the model's own defaults (no mask, positions from the cache) mean the same and cost less.
         """
+        self._require_closed()
         if self._compaction_due():
             self.compact()
         arguments: dict[str, Any] = {str(self._argument): self._cache, "use_cache": True}
+        if tree is not None:
+            arguments["attention_mask"] = self._tree_mask(tree)
+            arguments["position_ids"] = self._positions(np.maximum(tree.depths, 0), tree.height)
+            return arguments
         if int(self.lengths.sum()) == self.mask.size:
             return arguments
         visible = np.ones((len(self.mask), self.num_slots + block), dtype=bool)  # Note [The block is visible to itself]
         visible[:, : self.num_slots] = self.mask
         arguments["attention_mask"] = torch.from_numpy(visible).to(self._device).long()
         if self._takes_position_ids:
-            last = np.maximum(self.lengths + num_tokens - 1, 0)[:, None]  # unused entries stay within the positions
-            positions = np.minimum(self.lengths[:, None] + np.arange(block), last)
-            arguments["position_ids"] = torch.from_numpy(positions).to(self._device)
+            arguments["position_ids"] = self._positions(np.arange(block), num_tokens)
         return arguments
 
-    def append(self, num_tokens: Int[ndarray, " batch"], block: int) -> None:
-        """Record that `forward` has put a block into the layers."""
+    def _tree_mask(self, tree: TreeBlock) -> Float[Tensor, "batch 1 block slots_and_block"]:
+        """Added to the scores: 0 where an entry sees a slot, the least number elsewhere; see Note [Trees]."""
+        held = np.repeat(self.mask[:, None], tree.sees.shape[1], axis=1)
+        hidden = torch.from_numpy(~np.concatenate((held, tree.sees), axis=2)).to(self._device)
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill(hidden, torch.finfo(self._dtype).min)[:, None]
+
+    def _positions(
+        self, offsets: Int[ndarray, "*batch block"], num_tokens: Int[ndarray, " batch"]
+    ) -> Int[Tensor, "batch block"]:
+        """Of a block's entries; unused ones stay within the positions that there are."""
+        last = np.maximum(self.lengths + num_tokens - 1, 0)[:, None]
+        return torch.from_numpy(np.minimum(self.lengths[:, None] + offsets, last)).to(self._device)
+
+    def append(self, num_tokens: Int[ndarray, " batch"], block: int, tree: TreeBlock | None = None) -> None:
+        """Record that `forward` has put a block into the layers; nothing of a tree is visible before `keep`."""
         layers = self._layers
-        if not layers or layers[-1].slots != self.num_slots + block:
+        if block and (not layers or layers[-1].slots != self.num_slots + block):
             msg = (
                 f"{self._architecture} does not use the KV cache that it is given; use a model of another architecture"
             )
             raise UnsupportedModel(msg)
-        self.mask = np.concatenate((self.mask, np.arange(block) < num_tokens[:, None]), axis=1)
-        self.lengths = self.lengths + num_tokens
+        added = np.zeros_like(num_tokens) if tree is not None else num_tokens
+        self.mask = np.concatenate((self.mask, np.arange(block) < added[:, None]), axis=1)
+        self.lengths, self._tree = self.lengths + added, tree
+
+    def keep(self, places: Int[ndarray, "batch depth"], num_kept: Int[ndarray, " batch"]) -> None:
+        """Make one path of the open tree visible, and close it."""
+        if self._tree is None:
+            msg = "no tree is open, so none of its paths can be kept"
+            raise InternalError(msg)
+        kept = self._tree.path(places, num_kept)
+        self.mask[:, self.num_slots - kept.shape[1] :] = kept
+        self.lengths, self._tree = self.lengths + num_kept, None
+        self._drop_unused_tail()
+
+    def _require_closed(self) -> None:
+        if self._tree is not None:
+            msg = "a tree is open; keep one of its paths first"
+            raise InternalError(msg)
 
     def rollback(self, lengths: Int[ndarray, " batch"]) -> None:
         """Keep the first `lengths[b]` tokens of each row; see Note [Rollback in a ragged batch]."""
+        self._require_closed()
         if lengths.shape != self.lengths.shape or (lengths < 0).any() or (lengths > self.lengths).any():
             msg = f"rollback to {lengths.tolist()} tokens, but the rows hold {self.lengths.tolist()}"
             raise InternalError(msg)
@@ -282,6 +352,7 @@ class MaskedCache:
 
     def select(self, rows: Int[ndarray, " rows"]) -> None:
         """Keep these rows, in this order; duplicates are allowed."""
+        self._require_closed()
         if len(rows) == len(self.lengths) and (rows == np.arange(len(rows))).all():
             return
         self.mask, self.lengths = self.mask[rows], self.lengths[rows]

@@ -123,7 +123,7 @@ def load_model(
         msg = f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}"
         raise UsageError(msg)
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        msg = "a device map needs the package accelerate; install it, or load the model on one device"
+        msg = "a device map needs the package accelerate (the extra device-map); install it, or load on one device"
         raise UsageError(msg)
     folder = _local_folder(source)
     if folder is not None:
@@ -238,7 +238,7 @@ def _require_files(folder: Path, *, allow_pickle: bool) -> None:
         elif not allow_pickle:
             msg = (
                 f"{folder} has pickled weights only ({file.name}), which can run code when read; convert them with "
-                "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...), or pass allow_pickle=True"
+                "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) in a place that you trust"
             )
             raise PairError(msg)
     if not any((folder / name).is_file() for name in (*TOKENIZER_FILES, "tokenizer_config.json")):
@@ -358,7 +358,7 @@ _CAUSES: tuple[tuple[Callable[[str, str], bool], str], ...] = (
     ),
     (
         _says("does not appear to have a file named model.safetensors", "no file named model.safetensors"),
-        "{name} has no safetensors weights; convert them with save_pretrained(), or pass allow_pickle=True",
+        "{name} has no safetensors weights; convert them with save_pretrained() in a place that you trust",
     ),
     (
         _says("SafetensorError"),

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specverify.errors import PromptError
+from specverify.errors import InternalError, PromptError
+from specverify.tree import require_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
 __all__ = ["TableModel", "random_table"]
@@ -33,6 +34,11 @@ class TableModel:
     def vocab_size(self) -> int:
         """Number of ids."""
         return self.levels[0].shape[-1]
+
+    @property
+    def num_embeddings(self) -> int:
+        """All of them can be read."""
+        return self.vocab_size
 
     @property
     def max_length(self) -> int:
@@ -71,6 +77,16 @@ class TableModel:
         return self.levels[len(prefix)][index]
 
 
+@dataclass(frozen=True)
+class _OpenTree:
+    parents: Int[Tensor, "batch block"]
+    num_tokens: Int[Tensor, " batch"]
+    index: Int[Tensor, "batch block_plus_1"]
+    """Of the prefix of entry i in column i + 1, of what the row holds in column 0."""
+    lengths: Int[Tensor, "batch block_plus_1"]
+    """Of the same prefixes."""
+
+
 class TableSession:
     """Prefixes as numbers in base V; a rollback is a division."""
 
@@ -78,6 +94,7 @@ class TableSession:
         self._model = model
         self._index = torch.zeros(batch, dtype=torch.int64)
         self._lengths = torch.zeros(batch, dtype=torch.int64)
+        self._tree: _OpenTree | None = None
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:
@@ -85,31 +102,83 @@ class TableSession:
         return self._lengths
 
     def append(
-        self, token_ids: Int[Tensor, "batch block"], num_tokens: Int[Tensor, " batch"]
+        self,
+        token_ids: Int[Tensor, "batch block"],
+        num_tokens: Int[Tensor, " batch"],
+        parents: Int[Tensor, "batch block"] | None = None,
     ) -> Float[Tensor, "batch block vocab"]:
         """Rows after each appended token."""
-        vocab_size = self._model.vocab_size
-        logits = torch.zeros(*token_ids.shape, vocab_size, dtype=torch.float64)
+        self._require_closed()
+        if parents is not None:
+            return self._append_tree(token_ids, num_tokens, parents)
+        logits = torch.zeros(*token_ids.shape, self._model.vocab_size, dtype=torch.float64)
         for place, ids in enumerate(token_ids.unbind(1)):
             appended = num_tokens > place
-            self._index = torch.where(appended, self._index * vocab_size + ids, self._index)
+            self._index = torch.where(appended, self._index * self._model.vocab_size + ids, self._index)
             self._lengths = self._lengths + appended
-            for length in self._lengths[appended].unique().tolist():
-                if length > self._model.max_length:
-                    msg = f"{self._model.name} has no row for {length} tokens; its longest prefix is {self._model.max_length}"
-                    raise PromptError(msg)
-                rows = appended & (self._lengths == length)
-                logits[rows, place] = self._model.levels[length][self._index[rows]]
+            self._look_up(logits[:, place], self._index, self._lengths, appended)
         return logits
+
+    def _append_tree(
+        self,
+        token_ids: Int[Tensor, "batch block"],
+        num_tokens: Int[Tensor, " batch"],
+        parents: Int[Tensor, "batch block"],
+    ) -> Float[Tensor, "batch block vocab"]:
+        """Rows after each entry."""
+        logits = torch.zeros(*token_ids.shape, self._model.vocab_size, dtype=torch.float64)
+        index, lengths = self._index[:, None], self._lengths[:, None]
+        for place, ids in enumerate(token_ids.unbind(1)):
+            appended = num_tokens > place
+            after = torch.where(appended, parents[:, place] + 1, 0)[:, None]
+            longer = torch.where(appended, index.gather(1, after)[:, 0] * self._model.vocab_size + ids, 0)
+            depth = lengths.gather(1, after)[:, 0] + 1
+            self._look_up(logits[:, place], longer, depth, appended)
+            index, lengths = torch.cat((index, longer[:, None]), 1), torch.cat((lengths, depth[:, None]), 1)
+        self._tree = _OpenTree(parents, num_tokens, index, lengths)
+        return logits
+
+    def _look_up(
+        self,
+        logits: Float[Tensor, "batch vocab"],
+        index: Int[Tensor, " batch"],
+        lengths: Int[Tensor, " batch"],
+        appended: Bool[Tensor, " batch"],
+    ) -> None:
+        for length in lengths[appended].unique().tolist():
+            if length > self._model.max_length:
+                msg = (
+                    f"{self._model.name} has no row for {length} tokens; its longest prefix is {self._model.max_length}"
+                )
+                raise PromptError(msg)
+            rows = appended & (lengths == length)
+            logits[rows] = self._model.levels[length][index[rows]]
+
+    def keep(self, places: Int[Tensor, "batch depth"], num_kept: Int[Tensor, " batch"]) -> None:
+        """The prefix of the last place that is kept."""
+        if self._tree is None:
+            msg = "no tree is open, so none of its paths can be kept"
+            raise InternalError(msg)
+        require_path(self._tree.parents, self._tree.num_tokens, places, num_kept)
+        columns = torch.nn.functional.pad(places + 1, (1, 0)).gather(1, num_kept[:, None])
+        self._index = self._tree.index.gather(1, columns)[:, 0]
+        self._lengths, self._tree = self._tree.lengths.gather(1, columns)[:, 0], None
 
     def rollback(self, lengths: Int[Tensor, " batch"]) -> None:
         """Drop the last tokens of each row."""
+        self._require_closed()
         self._index = self._index // self._model.vocab_size ** (self._lengths - lengths)
         self._lengths = lengths.clone()
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these rows."""
+        self._require_closed()
         self._index, self._lengths = self._index[rows], self._lengths[rows]
+
+    def _require_closed(self) -> None:
+        if self._tree is not None:
+            msg = "a tree is open; keep one of its paths first"
+            raise InternalError(msg)
 
 
 def random_table(

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from specverify.errors import NonFiniteLogits, PairError, PromptError, UnsupportedModel
-from specverify.models.kv_cache import MaskedCache, require_rollback
+from specverify.models.kv_cache import MaskedCache, require_rollback, require_tree_attention
+from specverify.models.tree_block import TreeBlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-__all__ = ["UNBOUNDED_LENGTH", "TransformersModel", "TransformersSession", "require_working_rollback"]
+__all__ = [
+    "UNBOUNDED_LENGTH",
+    "TransformersModel",
+    "TransformersSession",
+    "require_working_rollback",
+    "require_working_trees",
+]
 
 UNBOUNDED_LENGTH = 2**31 - 1
 """`max_length` of a model whose configuration states none (ALiBi and the like)."""
@@ -196,25 +203,37 @@ class TransformersSession:
 
     @torch.inference_mode()
     def append(
-        self, token_ids: Int[Tensor, "batch block"], num_tokens: Int[Tensor, " batch"]
+        self,
+        token_ids: Int[Tensor, "batch block"],
+        num_tokens: Int[Tensor, " batch"],
+        parents: Int[Tensor, "batch block"] | None = None,
     ) -> Float[Tensor, "batch block vocab"]:
         """Append the first `num_tokens[b]` ids of each row; whatever stands after them is never read."""
         model = self._model
         counts: Int[ndarray, " batch"] = num_tokens.cpu().numpy()
         block = int(counts.max(initial=0))
         unused = token_ids.shape[1] - block
+        tree = None if parents is None else TreeBlock(parents[:, :block], counts)
+        if tree is not None:
+            require_tree_attention(model.module)
         if not block:
+            self._cache.append(counts, block, tree)
             return torch.zeros(*token_ids.shape, model.vocab_size, dtype=model.dtype, device=model.device)
         ids: Int[ndarray, "batch block"] = token_ids[:, :block].cpu().numpy()
         if int(counts.min()) < block:
             ids = np.where(np.arange(block) < counts[:, None], ids, 0)
             token_ids = torch.from_numpy(ids).to(model.device)
         starts = self._cache.lengths
-        model.require_ids(ids, starts + counts)
-        logits = model.forward(token_ids[:, :block], **self._cache.arguments(counts, block))
-        self._cache.append(counts, block)
+        model.require_ids(ids, starts + (counts if tree is None else tree.height))
+        logits = model.forward(token_ids[:, :block], **self._cache.arguments(counts, block, tree))
+        self._cache.append(counts, block, tree)
         model.require_finite(logits, starts, counts)
         return torch.nn.functional.pad(logits, (0, 0, 0, unused)) if unused else logits
+
+    @torch.inference_mode()
+    def keep(self, places: Int[Tensor, "batch depth"], num_kept: Int[Tensor, " batch"]) -> None:
+        """Keep one path of the open tree; the cache stays where it is."""
+        self._cache.keep(places.cpu().numpy(), num_kept.cpu().numpy())
 
     def prefill(self, token_ids: Int[ndarray, "batch block"], num_tokens: Int[ndarray, " batch"]) -> None:
         """Append checked prompts whose logits nobody needs."""
@@ -251,17 +270,44 @@ def require_working_rollback(model: TransformersModel) -> None:
     try:
         session.append(torch.tensor([ids[5:8], ids[6:9]], device=model.device), torch.tensor([3, 2]))
         session.rollback(torch.tensor([5, 1]))
-        cached = session.append(
-            torch.tensor([ids[8:10], ids[10:12]], device=model.device), torch.tensor([2, 2])
-        ).double()
-        full = model.logits(sequences).double()
+        cached = session.append(torch.tensor([ids[8:10], ids[10:12]], device=model.device), torch.tensor([2, 2]))
+        _require_recomputed(model, cached, sequences, "after a rollback")
     except NonFiniteLogits:
         return
-    expected = torch.stack([row[len(ids_) - 2 : len(ids_)] for row, ids_ in zip(full, sequences, strict=True)])
-    error = float((cached - expected).square().mean().sqrt())
+
+
+@torch.inference_mode()
+def require_working_trees(model: TransformersModel) -> None:
+    """Raise `UnsupportedModel` if a tree's logits, or those after one of its paths, are not those of the path alone.
+
+    `require_tree_attention` reads what an architecture says about itself; this is what it does.
+    """
+    require_tree_attention(model.module)
+    ids = [token % model.num_embeddings for token in range(3, 15)]
+    if model.max_length < len(ids):
+        return
+    session = model.open([ids[:4], ids[4:5]])
+    sequences = [[*ids[:4], ids[5], ids[7], ids[8], ids[10]], [ids[4], ids[6], ids[9], ids[11]]]
+    block = torch.tensor([ids[5:9], ids[6:10]], device=model.device)
+    try:
+        tree = session.append(block, torch.tensor([4, 4]), torch.tensor([[-1, 0, 0, 2], [-1, 0, 1, 0]]))
+        session.keep(torch.tensor([[0, 2, 3], [0, 3, -1]]), torch.tensor([3, 2]))
+        after = session.append(torch.tensor([[ids[10]], [ids[11]]], device=model.device), torch.tensor([1, 1]))
+        _require_recomputed(model, torch.cat((tree[:, 3:], after), 1), sequences, "in a tree of drafts")
+    except NonFiniteLogits:
+        return
+
+
+def _require_recomputed(
+    model: TransformersModel, cached: Float[Tensor, "batch 2 vocab"], sequences: Sequence[Sequence[int]], where: str
+) -> None:
+    """Raise `UnsupportedModel` unless the logits are those of the last two tokens of each sequence."""
+    full = model.logits(sequences).double()
+    expected = torch.stack([row[len(ids) - 2 : len(ids)] for row, ids in zip(full, sequences, strict=True)])
+    error = float((cached.double() - expected).square().mean().sqrt())
     if error > _PROBE_ALLOWED.get(model.dtype, 0.05) * float(expected.std()) + 1e-5:
         msg = (
-            f"{model.name} gives other logits after a rollback than without a cache (they differ by {error:.2g} in "
+            f"{model.name} gives other logits {where} than without a cache (they differ by {error:.2g} in "
             f"root mean square), so {type(model.module).__name__} can't be driven here; use another architecture"
         )
         raise UnsupportedModel(msg)

@@ -15,7 +15,14 @@ from specverify.statistics.design import require_rate
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["Interval", "clopper_pearson", "cluster_interval", "paired_ratio_interval", "zero_failures_bound"]
+__all__ = [
+    "Interval",
+    "clopper_pearson",
+    "cluster_interval",
+    "mixture_share_bound",
+    "paired_ratio_interval",
+    "zero_failures_bound",
+]
 
 _RESAMPLES = 4_000
 
@@ -85,6 +92,27 @@ def zero_failures_bound(num_samples: int, rate: float) -> float:
     """
     require_rate(rate)
     return -math.expm1(math.log(rate) / num_samples) if num_samples else 1.0
+
+
+def mixture_share_bound(
+    hits: Float[np.ndarray, " n"],
+    expected: Float[np.ndarray, " n"],
+    lifts: Float[np.ndarray, " n"],
+    *,
+    false_pass_rate: float,
+) -> float:
+    """Statement D: the largest share ε of a second law that the stream allows, but for a chance of `false_pass_rate`.
+
+    If tokens come from (1 - ε) p + ε q, the ids A = {q > p} are hit with probability p(A) + ε TV(p, q): `expected` is
+    p(A), `lifts` TV(p, q). So ε is about Σ (hit - p(A)) / Σ TV, and by Azuma–Hoeffding [Hoeffding1963] at most
+    sqrt(n ln(1 / rate) / 2) / Σ TV more. In [0, 1]; 1 where the laws never differ, since then nothing can be seen.
+    """
+    require_rate(false_pass_rate)
+    total = float(lifts.sum())
+    if total <= 0:
+        return 1.0
+    half_width = math.sqrt(-math.log(false_pass_rate) * len(hits) / 2)
+    return min(1.0, max(0.0, (float((hits - expected).sum()) + half_width) / total))
 
 
 def paired_ratio_interval(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-__all__ = ["acceptance_probs", "chain_rejection", "greedy", "residual", "sample_and_match"]
+__all__ = ["acceptance_probs", "chain_rejection", "greedy", "matching", "residual", "sample_and_match"]
 
 
 def chain_rejection(
@@ -65,7 +65,7 @@ def sample_and_match(
     places = torch.arange(target_probs.shape[1], device=target_probs.device)
     guesses = torch.where(proposal.drafted, proposal.token_ids, -1)
     sampled = choices.draw(target_probs, stream=Stream.TARGET, at=places, guesses=guesses)
-    return _match(proposal, sampled)
+    return matching(proposal, sampled)
 
 
 def greedy(proposal: Proposal, target_probs: Float[Tensor, "batch k_plus_1 vocab"], choices: Choices) -> Verification:
@@ -73,10 +73,10 @@ def greedy(proposal: Proposal, target_probs: Float[Tensor, "batch k_plus_1 vocab
     del choices
     ids = torch.arange(target_probs.shape[-1], device=target_probs.device)
     largest = target_probs.amax(-1, keepdim=True)
-    return _match(proposal, torch.where(target_probs == largest, ids, len(ids)).amin(-1))
+    return matching(proposal, torch.where(target_probs == largest, ids, len(ids)).amin(-1))
 
 
-def _match(proposal: Proposal, wanted: Int[Tensor, "batch k_plus_1"]) -> Verification:
+def matching(proposal: Proposal, wanted: Int[Tensor, "batch k_plus_1"]) -> Verification:
     """Accept while the draft is what is wanted, then emit what is wanted."""
     num_accepted = leading((proposal.token_ids == wanted[:, :-1]) & proposal.drafted)
     return Verification(num_accepted, row_at(wanted, num_accepted))

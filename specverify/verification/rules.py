@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from specverify.verification.block import block_verification
 from specverify.verification.chain import chain_rejection, greedy, sample_and_match
+from specverify.verification.coupling import gumbel_coupling
+from specverify.verification.k_sequence import k_sequence
+from specverify.verification.lossy import LOSSY
+from specverify.verification.tree import (
+    recursive_rejection,
+    recursive_rejection_without_replacement,
+    top_k_children,
+    traversal,
+)
 
 if TYPE_CHECKING:
     from specverify.verification import Rule
@@ -32,6 +42,7 @@ class NamedRule:
     rule: Rule
     drafts: Drafts = Drafts.CHAIN
     lossless: bool = True
+    """Of `greedy`: at temperature 0, the only one for which it is meant."""
 
 
 RULES: dict[str, NamedRule] = {
@@ -40,6 +51,14 @@ RULES: dict[str, NamedRule] = {
         NamedRule("chain", chain_rejection),
         NamedRule("match", sample_and_match),
         NamedRule("greedy", greedy),
+        NamedRule("gumbel", gumbel_coupling, Drafts.COUPLED),
+        NamedRule("block", block_verification),
+        NamedRule("recursive", recursive_rejection, Drafts.WITH_REPLACEMENT),
+        NamedRule("recursive-without-replacement", recursive_rejection_without_replacement, Drafts.WITHOUT_REPLACEMENT),
+        NamedRule("top-k-children", top_k_children, Drafts.TOP_K),
+        NamedRule("k-sequence", k_sequence, Drafts.WITH_REPLACEMENT),
+        NamedRule("traversal", traversal, Drafts.WITHOUT_REPLACEMENT),
+        *(NamedRule(name, rule, lossless=False) for name, rule in LOSSY.items()),
     )
 }
 """In the order in which they are listed."""

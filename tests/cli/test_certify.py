@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from specverify.cli.output import reserved
 from specverify.codec import load, read_certificate, write_text_atomically
 from specverify.errors import InternalError, OutputError, SubjectError
 from specverify.records import Verdict
@@ -217,3 +218,23 @@ def test_full_memory_says_what_to_do(run: Run, fakes: Callable[..., FakeChecks])
     outcome = run("certify", "--quiet")
     assert outcome.code == 2
     assert "batch_size" in outcome.err
+
+
+def test_a_run_that_is_refused_leaves_no_folder(run: Run, tmp_path: Path) -> None:
+    """Nothing was made, so nothing is left."""
+    outcome = run("certify", str(tmp_path / "nowhere"), str(tmp_path / "either"), "--out", "here")
+    assert outcome.code == 2
+    assert not (tmp_path / "here").exists()
+
+
+def test_two_runs_never_share_a_folder(run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path) -> None:
+    """The second is sent elsewhere, and the first isn't disturbed."""
+    fakes(one=Verdict.PASS)
+    with reserved(tmp_path / "here"):
+        outcome = run("certify", "--out", "here")
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1] == (
+        "specverify: error: another run is writing to here; wait for it, or give this one another folder with --out"
+    )
+    assert run("certify", "--out", "here").code == 0
+    assert names(tmp_path / "here") == FILES

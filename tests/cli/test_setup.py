@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from typing import TYPE_CHECKING
 
+import pytest
 from rich.console import Console
 
+from specverify.cli.invocation import Invocation
 from specverify.cli.progress import Bars, Lines, watching
-from specverify.cli.setup import balanced
-from specverify.records import Prompt
+from specverify.cli.setup import balanced, encode, make_subject, require_names
+from specverify.drafting import DraftModel, DraftTree, PromptLookup
+from specverify.errors import PlanError, PromptError, UnsupportedModel
+from specverify.models import kv_cache
+from specverify.models.loading import load_model
+from specverify.pairs import embedded
+from specverify.records import Message, Prompt
+from specverify.verification.rules import RULES, Drafts, NamedRule
 from specverify.watch import Silent
+from tests.unit.trees import rule_for
+
+if TYPE_CHECKING:
+    from specverify.subject import Subject
 
 
 def test_prompts_are_balanced_over_domains() -> None:
@@ -44,3 +58,99 @@ def test_bars_end_full() -> None:
     bars.close()
     assert "4/4" in screen.getvalue()
     assert "2/2" in screen.getvalue()
+
+
+def test_a_conversation_goes_through_the_targets_template() -> None:
+    """Up to where the answer begins; what a template refuses is one sentence."""
+    target = load_model(embedded().target)
+    asked = Prompt(id="chat", domain="d", text="", messages=(Message("user", "Hello there"),))
+    [encoded] = encode([asked], target, positions=512, max_new_tokens=16)
+    text = target.tokenizer.decode(list(encoded.token_ids))
+    assert "Hello there" in text
+    assert len(text) > len("Hello there")
+    target.tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
+    with pytest.raises(PromptError, match="does not take: no system turn"):
+        encode([asked], target, positions=512, max_new_tokens=16)
+    target.tokenizer.chat_template = None
+    with pytest.raises(PromptError, match="prompt 'chat' is a conversation"):
+        encode([asked], target, positions=512, max_new_tokens=16)
+
+
+# ------------------------------------------------------------------------------------------------- rules and their drafts
+@pytest.fixture(autouse=True)
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rule a way of drafting, named after it, beside those that are there."""
+    for drafts in Drafts:
+        monkeypatch.setitem(RULES, f"test-{drafts.name}", NamedRule(f"test-{drafts.name}", rule_for(drafts), drafts))
+
+
+def made(**asked: object) -> Subject:
+    """What the command line makes of these options on the embedded pair."""
+    invocation = Invocation(**asked)
+    plan = dataclasses.replace(invocation.plan(), max_prompts=2, max_new_tokens=4)
+    require_names(invocation, plan)
+    return make_subject(invocation, invocation.sources(), plan)
+
+
+@pytest.mark.parametrize("drafts", Drafts, ids=lambda way: way.name)
+def test_a_rule_brings_its_drafter(drafts: Drafts) -> None:
+    """`--rule` is enough; the decoder knows how its drafts are drawn."""
+    decoder = made(rule=f"test-{drafts.name}").decoder
+    assert decoder.drafts is drafts
+    if drafts in {Drafts.CHAIN, Drafts.COUPLED}:
+        assert isinstance(decoder.drafter, DraftModel)
+        assert decoder.drafter.coupled is (drafts is Drafts.COUPLED)
+    else:
+        assert isinstance(decoder.drafter, DraftTree)
+        assert (decoder.drafter.drafts, decoder.drafter.branching) == (drafts, (3, 2, 1))
+        assert (decoder.num_speculative_tokens, decoder.max_nodes) == (3, 15)
+
+
+@pytest.mark.parametrize(
+    ("number", "branching", "shape"),
+    [(2, None, (3, 2)), (5, None, (3, 2, 1, 1, 1)), (4, "2, 2,1", (2, 2, 1)), (None, "4", (4,))],
+)
+def test_the_shape_of_a_tree_can_be_asked_for(
+    number: int | None, branching: str | None, shape: tuple[int, ...]
+) -> None:
+    """The usual one is cut or made longer; what is asked is taken as it is."""
+    decoder = made(rule="test-TOP_K", num_speculative_tokens=number, branching=branching).decoder
+    assert isinstance(decoder.drafter, DraftTree)
+    assert decoder.drafter.branching == shape
+    assert decoder.num_speculative_tokens == (number or 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"branching": "3,0"},
+            "--branching '3,0' is no shape of a tree; give the children of each level, such as 3,2,1",
+        ),
+        ({"branching": "3,,1"}, "is no shape of a tree"),
+        ({"branching": "-1"}, "is no shape of a tree"),
+        ({"branching": "2,2,1,1"}, "has 4 levels, but at most 3 tokens are drafted .* --num-speculative-tokens 4"),
+        ({"rule": "chain", "branching": "2"}, "--rule chain verifies chains.* leave --branching out"),
+        ({"drafter": "prompt-lookup"}, "--rule test-TOP_K verifies trees, which prompt-lookup can't draft"),
+    ],
+)
+def test_shapes_and_drafters_that_dont_fit_the_rule_are_refused(asked: dict[str, str], said: str) -> None:
+    """Before anything is loaded, with what to do instead."""
+    invocation = Invocation(**{"rule": "test-TOP_K", **asked})
+    with pytest.raises(PlanError, match=said):
+        require_names(invocation, invocation.plan())
+
+
+def test_a_chain_rule_takes_drafts_from_the_prompt() -> None:
+    """As before."""
+    assert made(rule="match", drafter="prompt-lookup").decoder.drafter.vocab_size == PromptLookup(2048).vocab_size
+
+
+def test_a_target_that_cant_take_trees_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain rule goes on with the same target."""
+    monkeypatch.setattr(kv_cache, "counts_slots", lambda _: True)
+    with pytest.raises(
+        UnsupportedModel, match=r"LlamaForCausalLM attends by the distance of two slots .* --rule chain"
+    ):
+        made(rule="test-WITH_REPLACEMENT")
+    assert isinstance(made(rule="chain").decoder.drafter, DraftModel)

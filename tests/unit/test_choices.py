@@ -223,6 +223,103 @@ def test_paths_may_ask_different_questions() -> None:
     assert paths == {(1, 0): 0.25, (0, 0): 0.1875, (0, 1): 0.1875, (0, 2): 0.375}
 
 
+def test_each_start_has_paths_of_its_own() -> None:
+    """Two starting points with different laws: the weights of each add up to 1, and none is mixed with the other."""
+    laws = torch.tensor([[[0.25, 0.75, 0.0]], [[0.0, 0.5, 0.5]]], dtype=torch.float64)
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        drawn = choices.draw(laws[choices.begun_at], stream=Stream.TARGET, at=torch.arange(1))
+        return torch.stack((choices.begun_at, drawn[:, 0]), 1)
+
+    paths = {
+        tuple(path): weight
+        for outcomes, weights in every_path(program, starts=2)
+        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
+    }
+    assert paths == {(0, 0): 0.25, (0, 1): 0.75, (1, 1): 0.5, (1, 2): 0.5}
+
+
+def test_hints_end_a_rows_questions() -> None:
+    """After a rejection, and after a draw that differs from its guess, nothing forks; other rows go on."""
+
+    def accepts(choices: Enumerate) -> torch.Tensor:
+        prob = torch.full((len(choices.records), 3), 0.5, dtype=torch.float64)
+        return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(3), leading=True).long()
+
+    def guesses(choices: Enumerate) -> torch.Tensor:
+        laws = torch.tensor([0.5, 0.5]).expand(len(choices.records), 3, -1)
+        guessed = torch.ones(len(laws), 2, dtype=torch.int64)  # the last place has no guess, and is asked
+        return choices.draw(laws, stream=Stream.TARGET, at=torch.arange(3), guesses=guessed)
+
+    expected = {(0, 0, 0): 0.5, (1, 0, 0): 0.25, (1, 1, 0): 0.125, (1, 1, 1): 0.125}
+    for program in (accepts, guesses):
+        found = {
+            tuple(path): weight
+            for outcomes, weights in every_path(program)
+            for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
+        }
+        assert found == expected
+
+
+def test_rows_that_ended_are_asked_nothing() -> None:
+    """After `select` the other paths keep their weight, and the rows that go on keep theirs."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        accepted = choices.accept(torch.full((len(choices.records), 1), 0.5), stream=Stream.ACCEPT, at=torch.arange(1))
+        going_on = accepted[:, 0].nonzero()[:, 0]
+        drawn = torch.full((len(accepted),), -1)
+        if len(going_on):
+            laws = torch.tensor([0.25, 0.75], dtype=torch.float64).expand(len(going_on), 1, -1)
+            left = choices.select(going_on).moved(going_on, going_on)
+            drawn[going_on] = left.draw(laws, stream=Stream.BONUS, at=torch.arange(1))[:, 0]
+        return drawn
+
+    law = torch.zeros(3, dtype=torch.float64)
+    for outcomes, weights in every_path(program):
+        law.index_add_(0, outcomes + 1, weights)
+    assert law.tolist() == [0.5, 0.125, 0.375]
+
+
+def test_a_path_is_in_a_selection_once() -> None:
+    """Two rows of one path could get two answers to one question."""
+    choices = Enumerate.start(torch.empty(2, 0, dtype=torch.int64), torch.arange(2))
+    assert choices.select(torch.tensor([1])).live.tolist() == [1]
+    assert choices.live.tolist() == [0, 1]
+    with pytest.raises(InternalError, match="selected twice"):
+        choices.select(torch.tensor([1, 1]))
+
+
+def test_each_race_forks_on_its_own() -> None:
+    """Two races at one position: every pair of winners, with the product of the laws; not their coupling."""
+    laws = torch.tensor([[[0.25, 0.75]], [[0.5, 0.5]]], dtype=torch.float64)
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        rows, at = len(choices.records), torch.arange(1)
+        return torch.cat([choices.race(law.expand(rows, 1, -1), at=at) for law in laws], 1)
+
+    paths = {
+        tuple(path): weight
+        for outcomes, weights in every_path(program)
+        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
+    }
+    assert paths == {(0, 0): 0.125, (0, 1): 0.125, (1, 0): 0.375, (1, 1): 0.375}
+
+
+def test_drawing_from_nothing_is_an_internal_error_only_where_it_is_asked() -> None:
+    """A row without mass after the last question that counts is never drawn from."""
+    laws = torch.tensor([[0.5, 0.5], [0.0, 0.0]], dtype=torch.float64)
+    with pytest.raises(InternalError, match="without positive probability"):
+        list(every_path(lambda choices: _draws(laws, choices)))
+    never = torch.tensor([[-1, -1]])
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        rows = len(choices.records)
+        guesses = never.expand(rows, -1)
+        return choices.draw(laws.expand(rows, -1, -1), stream=Stream.TARGET, at=torch.arange(2), guesses=guesses)
+
+    assert torch.cat([weights for _, weights in every_path(program)]).tolist() == [0.5, 0.5]
+
+
 def test_too_many_paths_are_refused() -> None:
     """A program that can't be enumerated says so instead of filling the memory."""
     with pytest.raises(InternalError, match="more than 10 paths"):

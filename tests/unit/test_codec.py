@@ -20,17 +20,18 @@ from specverify.codec import (
     load_as,
     read_certificate,
     read_plan,
-    read_prompts,
     write_text_atomically,
 )
 from specverify.errors import InternalError, OutputError, PlanError, PromptError
 from specverify.plan import BUDGETS, Plan
+from specverify.prompt_file import read_prompts
 from specverify.records import (
     SCHEMA_VERSION,
     Certificate,
     CheckResult,
     Environment,
     ErrorBudget,
+    Message,
     ModelFingerprint,
     Plot,
     PlotKind,
@@ -273,6 +274,13 @@ class TestPrompts:
             pytest.param(b'{"text": "\\ud800"}', "surrogate", id="surrogate"),
             pytest.param(b'{"text": "a", "text": "b"}', "'text' is there twice", id="repeated"),
             pytest.param(b'{"id": "a", "text": "b"}\n' * 2, "line 2 .* id 'a', which line 1 has", id="duplicate"),
+            pytest.param(b'{"text": "a", "messages": []}', "both text and messages", id="both"),
+            pytest.param(b'{"messages": []}', "messages is not a list of", id="no-message"),
+            pytest.param(b'{"messages": [{"role": "user"}]}', "message 1 does not have just", id="no-content"),
+            pytest.param(b'{"messages": [{"role": "bot", "content": "a"}]}', "role 'bot'; known: system", id="role"),
+            pytest.param(
+                b'{"messages": [{"role": "user", "content": ""}]}', "content of message 1 is empty", id="said"
+            ),
             pytest.param(b'{"text": ' + b"[" * 100_000, "nested too deeply", id="deep"),
             pytest.param(b'{"text": "' + b"a" * 4_000_001 + b'"}', "longer than 4,000,000", id="long"),
         ],
@@ -284,6 +292,12 @@ class TestPrompts:
         with pytest.raises(PromptError, match=said) as caught:
             read_prompts(path)
         assert len(str(caught.value)) < 300 + len(str(path))
+
+    def test_reads_conversations(self, tmp_path: Path) -> None:
+        """In place of the text; the template is the target's business."""
+        path = tmp_path / "p.jsonl"
+        path.write_text('{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}')
+        assert read_prompts(path)[0].messages == (Message("system", "a"), Message("user", "b"))
 
     def test_missing(self, tmp_path: Path) -> None:
         """A file that isn't there is the user's mistake."""

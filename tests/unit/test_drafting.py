@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,10 +11,24 @@ from specverify.choices import Stream
 from specverify.choices.philox import Philox
 from specverify.context import Context, Row
 from specverify.decoding import Decoder, speculative
-from specverify.drafting import Drafting, DraftModel, NoDraft, PromptLookup, ScriptedDrafts
+from specverify.drafting import (
+    TREES,
+    Drafting,
+    DraftModel,
+    DraftTree,
+    NoDraft,
+    PromptLookup,
+    ScriptedDrafts,
+    branching_of,
+    drafter_for,
+)
+from specverify.errors import PlanError
+from specverify.law import autoregressive_law, decoded_law, total_variation
 from specverify.models.table import TableModel, random_table
 from specverify.records import DecodeRequest, DecodeStep, DecodeTrace, SamplingParams, count
 from specverify.verification import Proposal
+from specverify.verification.rules import Drafts
+from tests.unit.trees import rule_for
 
 VOCAB_SIZE = 3
 TARGET = random_table(VOCAB_SIZE, 9, seed=0)
@@ -201,3 +215,172 @@ def test_a_trace_of_lookup_is_still_the_targets_text() -> None:
         traces: list[DecodeTrace] = list(speculative(Decoder(target=TARGET, drafter=drafter), [row]))
         texts.add(traces[0].token_ids)
     assert len(texts) == 1
+
+
+# ------------------------------------------------------------------------------------------------- ids without embedding
+@dataclass(frozen=True)
+class Unreading(TableModel):
+    """Its output layer has more rows than its input layer, as a padded head has."""
+
+    num_embeddings: int = VOCAB_SIZE - 1
+
+    def open(self, prompts):
+        session = super().open(prompts)
+        append = session.append
+
+        def reading(token_ids, num_tokens, *parents):
+            read = torch.arange(token_ids.shape[1]) < num_tokens[:, None]
+            assert int(torch.where(read, token_ids, 0).max()) < self.num_embeddings, (
+                "an id without an embedding was fed"
+            )
+            return append(token_ids, num_tokens, *parents)
+
+        session.append = reading
+        return session
+
+
+UNREADING = Unreading(DRAFT.levels)
+
+
+def test_a_chain_ends_after_an_id_that_the_draft_cant_read() -> None:
+    """The id itself is proposed with its law; its neighbours draft on, and the row is not fed to the draft again."""
+    state = context([(0, 1), (1,)] * 20)
+    drafting = DraftModel(UNREADING, VOCAB_SIZE)(state)
+    proposal = drafting.propose(state, torch.full((40,), 3))
+    whole = expected(state, [3] * 40)
+    stops = [next((place + 1 for place, token in enumerate(ids) if token == 2), 3) for ids in whole.token_ids.tolist()]
+    assert len(set(stops)) == 3
+    literal = expected(state, stops)
+    assert proposal.num_draft_tokens.tolist() == stops
+    assert torch.equal(torch.where(proposal.drafted, proposal.token_ids, 0), literal.token_ids)
+    torch.testing.assert_close(proposal.draft_probs, literal.draft_probs, rtol=0, atol=1e-14)
+    say(state, [[2] if row % 2 else [0] for row in range(40)])
+    again = drafting.propose(state, torch.full((40,), 3))
+    assert again.num_draft_tokens[1::2].tolist() == [0] * 20
+    assert int(again.num_draft_tokens[::2].min()) > 0
+
+
+@pytest.mark.parametrize("drafter", [DraftModel(UNREADING, VOCAB_SIZE), DraftTree(UNREADING, VOCAB_SIZE, (2, 1))])
+def test_a_draft_that_cant_read_every_id_is_exact_all_the_same(drafter: DraftModel | DraftTree) -> None:
+    """Stopping after a token is exact, and the decode goes on without drafts."""
+    target = random_table(VOCAB_SIZE, 4, seed=0)
+    decoder = Decoder(target=target, drafter=drafter, num_speculative_tokens=2)
+    if isinstance(drafter, DraftTree):
+        decoder = replace(decoder, rule=rule_for(drafter.drafts))
+    actual = decoded_law(decoder, max_new_tokens=3 if isinstance(drafter, DraftModel) else 2)
+    law = autoregressive_law(target, max_new_tokens=len(next(iter(actual))))
+    assert total_variation(actual, law) < 1e-12
+
+
+# ----------------------------------------------------------------------------------------------------------------- trees
+def literal_tree(
+    state: Context, row: int, depth: int, branching: tuple[int, ...], drafts: Drafts
+) -> list[tuple[int, int, list[float]]]:
+    """(parent, id, law) of each node of a row, one prefix, one draw at a time; places count the complete tree."""
+    choices = state.choices
+    assert isinstance(choices, Philox)
+    said = state.token_ids[row, : int(state.lengths[row])].tolist()
+    nodes: list[tuple[int, int, list[float]]] = []
+    level: list[tuple[int, list[int]] | None] = [(-1, said)]
+    before = 0
+    for number in branching[:depth]:
+        below: list[tuple[int, list[int]] | None] = []
+        for index, parent in enumerate(level):
+            law = DRAFT.row(parent[1]).softmax(-1).tolist() if parent else []
+            left = dict(enumerate(law))
+            for child in range(number):
+                place = before + index * number + child
+                if parent is None or not left:
+                    below.append(None)
+                    continue
+                uniform = float(choices.uniform(Stream.DRAFT, torch.tensor([place]))[row, 0])
+                if drafts is Drafts.TOP_K:
+                    token = max(left, key=lambda one: left[one])
+                else:
+                    edges = torch.tensor([left.get(one, 0.0) for one in range(VOCAB_SIZE)], dtype=torch.float64).cumsum(
+                        0
+                    )
+                    token = int((edges <= uniform * edges[-1]).sum())
+                if drafts is not Drafts.WITH_REPLACEMENT:
+                    del left[token]
+                own = [float(one == token) for one in range(VOCAB_SIZE)] if drafts is Drafts.TOP_K else law
+                nodes.append((parent[0], token, own))
+                below.append((len(nodes) - 1, [*parent[1], token]))
+        before += len(level) * number
+        level = below
+    return nodes
+
+
+@pytest.mark.parametrize("drafts", TREES, ids=lambda way: way.name)
+@pytest.mark.parametrize("branching", [(2, 2, 1), (3,), (4, 1), (1, 1, 1)], ids=str)
+def test_trees_follow_the_draft_models_law_in_a_ragged_batch(drafts: Drafts, branching: tuple[int, ...]) -> None:
+    """Ids, parents and laws are those of a literal computation, step after step; room bounds the depth of each row.
+
+    Four children of three ids are three without replacement, and four with.
+    """
+    state = replace(context([(0, 1, 2), (1,), (2, 2)]))
+    state.choices = replace(state.choices, window=24)
+    drafting = DraftTree(DRAFT, VOCAB_SIZE, branching, drafts)(state)
+    for step, room in enumerate(([3, 1, 2], [0, 0, 0], [2, 3, 0])):
+        proposal = drafting.propose(state, torch.tensor(room))
+        for row, depth in enumerate(room):
+            nodes = literal_tree(state, row, depth, branching, drafts)
+            count_ = int(proposal.num_draft_tokens[row])
+            actual = zip(proposal.parents[row].tolist(), proposal.token_ids[row].tolist(), strict=True)
+            assert list(actual)[:count_] == [node[:2] for node in nodes]
+            laws = torch.tensor([node[2] for node in nodes], dtype=torch.float64).view(-1, VOCAB_SIZE)
+            torch.testing.assert_close(proposal.draft_probs[row, :count_], laws, rtol=0, atol=1e-14)
+            assert not proposal.draft_probs[row, count_:].any()
+        say(state, [[step, 1], [2], [0]] if step else [[2], [0, 1], [1]])
+
+
+def test_a_used_up_support_gives_fewer_children() -> None:
+    """Two possible ids: two children without replacement and of the most probable, three with replacement."""
+    narrow = random_table(2, 6, seed=5)
+    state = context([(0, 1), (1,)])
+    for drafts, children in ((Drafts.WITHOUT_REPLACEMENT, 2), (Drafts.TOP_K, 2), (Drafts.WITH_REPLACEMENT, 3)):
+        proposal = DraftTree(narrow, VOCAB_SIZE, (3,), drafts)(state).propose(state, torch.tensor([1, 1]))
+        assert proposal.num_draft_tokens.tolist() == [children] * 2
+        if children == 2:
+            assert proposal.token_ids.sort(1).values.tolist() == [[0, 1], [0, 1]]
+
+
+def test_equally_probable_children_are_taken_in_the_order_of_their_ids() -> None:
+    """All ids tie."""
+    flat = TableModel(tuple(torch.zeros_like(rows).log_softmax(-1) for rows in DRAFT.levels))
+    state = context([(0, 1)])
+    proposal = DraftTree(flat, VOCAB_SIZE, (3,), Drafts.TOP_K)(state).propose(state, torch.tensor([1]))
+    assert proposal.token_ids.tolist() == [[0, 1, 2]]
+
+
+def test_rows_that_leave_a_batch_of_trees_are_forgotten() -> None:
+    """The others go on with their own prefixes, and draft what they draft alone."""
+    state = context([(0, 1), (1,), (2, 2)])
+    drafting = DraftTree(DRAFT, VOCAB_SIZE, (2, 1))(state)
+    drafting.propose(state, torch.tensor([2, 2, 2]))
+    say(state, [[2], [0], [1]])
+    state.select(torch.tensor([0, 2]))
+    drafting.select(torch.tensor([0, 2]))
+    proposal = drafting.propose(state, torch.tensor([2, 2]))
+    for row in range(2):
+        nodes = literal_tree(state, row, 2, (2, 1), Drafts.WITH_REPLACEMENT)
+        assert proposal.token_ids[row].tolist() == [node[1] for node in nodes]
+
+
+def test_shapes_that_are_no_tree_are_refused() -> None:
+    """In one sentence; and a shape is cut to the depth that is asked, or goes on with single children."""
+    for shape, drafts in (((), Drafts.TOP_K), ((2, 0), Drafts.TOP_K), ((2,), Drafts.CHAIN), ((2,), Drafts.COUPLED)):
+        with pytest.raises(PlanError, match="needs at least one child a level"):
+            DraftTree(DRAFT, VOCAB_SIZE, shape, drafts)
+    assert [branching_of(depth) for depth in (1, 3, 5)] == [(3,), (3, 2, 1), (3, 2, 1, 1, 1)]
+    assert DraftTree(DRAFT, VOCAB_SIZE, (3, 2, 1)).num_nodes == 3 + 6 + 6
+
+
+def test_each_way_of_drafting_has_its_drafter() -> None:
+    """Rules name the way; the drafter follows from it."""
+    for drafts in Drafts:
+        drafter = drafter_for(drafts, DRAFT, VOCAB_SIZE, branching=[2, 1])
+        if drafts in TREES:
+            assert drafter == DraftTree(DRAFT, VOCAB_SIZE, (2, 1), drafts)
+        else:
+            assert drafter == DraftModel(DRAFT, VOCAB_SIZE, coupled=drafts is Drafts.COUPLED)

@@ -100,6 +100,9 @@ def test_every_column_is_the_literal_computation(params: SamplingParams) -> None
                 "pit_ratio": literal_pit(p, ratio, token, jitter),
                 "overlap": sum(map(min, p, q)),
                 "posterior": min(1.0, q[token] / p[token]),
+                "edge": 0.0,
+                "preferred": float(q[token] > p[token]),
+                "preferred_prob": sum(here for here, there in zip(p, q, strict=True) if there > here),
             }
             assert set(expected) == set(scored.columns)
             for name, value in expected.items():

@@ -1,108 +1,21 @@
-"""A language model for tests of whole checks: its law is a hash of the prefix, so texts are long, varied and cheap."""
+"""Whole checks on hashed models: a healthy subject, and what a check asks and says of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
-
-import torch
 
 from specverify.decoding import Decoder
 from specverify.drafting import DraftModel
 from specverify.engines.reference import ReferenceEngine
+from specverify.models.hashed import VOCAB_SIZE, HashedModel, detokenize
 from specverify.scoring import ScoredTraces, score
 from specverify.subject import EncodedPrompt, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from specverify.checks.check import Check
     from specverify.engines import Engine
     from specverify.plan import Plan
     from specverify.records import CheckResult
-
-VOCAB_SIZE = 24
-CPU = torch.device("cpu")
-
-
-@lru_cache(maxsize=1_000_000)
-def normal(key: tuple[int, ...]) -> Tensor:
-    """Normal numbers that depend on the key alone."""
-    return torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(hash(key) & 0x7FFFFFFF))
-
-
-@dataclass(frozen=True, eq=False)
-class HashedModel:
-    """Logits are normal numbers seeded by the whole prefix; those of a draft are the target's, disturbed."""
-
-    name: str = "target"
-    seed: int = 0
-    near: HashedModel | None = None
-    disturbed_by: float = 0.6
-    rounding: float = 0.0
-    """Size of a disturbance that depends on the shape of the batch, as in low precision."""
-    vocab_size: int = VOCAB_SIZE
-    max_length: int = 128
-    device: torch.device = CPU
-
-    def row(self, prefix: tuple[int, ...]) -> Tensor:
-        """Logits after `prefix`."""
-        noise = normal((self.seed, *prefix))
-        return 1.5 * noise if self.near is None else self.near.row(prefix) + self.disturbed_by * noise
-
-    def rounded(self, prefix: tuple[int, ...], shape: int) -> Tensor:
-        """Logits as a batch of that shape computes them."""
-        return self.row(prefix) + self.rounding * normal((shape, *prefix)) if self.rounding else self.row(prefix)
-
-    def open(self, prompts: Sequence[Sequence[int]]) -> HashedSession:
-        """One row a prompt."""
-        return HashedSession(self, [tuple(prompt) for prompt in prompts])
-
-    def logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Right-padded."""
-        out = torch.zeros(len(sequences), max(map(len, sequences)), self.vocab_size)
-        for row, ids in enumerate(sequences):
-            for place in range(len(ids)):
-                out[row, place] = self.rounded(tuple(ids[: place + 1]), -1)
-        return out
-
-
-@dataclass
-class HashedSession:
-    """Prefixes as tuples."""
-
-    model: HashedModel
-    prefixes: list[tuple[int, ...]]
-
-    @property
-    def lengths(self) -> Tensor:
-        """Tokens that each row holds."""
-        return torch.tensor([len(prefix) for prefix in self.prefixes], dtype=torch.int64)
-
-    def append(self, token_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        """Logits after each appended token."""
-        out = torch.zeros(*token_ids.shape, self.model.vocab_size)
-        for row, (ids, count) in enumerate(zip(token_ids.tolist(), num_tokens.tolist(), strict=True)):
-            for place, token in enumerate(ids[:count]):
-                self.prefixes[row] += (token,)
-                out[row, place] = self.model.rounded(self.prefixes[row], len(self.prefixes))
-        return out
-
-    def rollback(self, lengths: Tensor) -> None:
-        """Drop the last tokens."""
-        self.prefixes = [prefix[:kept] for prefix, kept in zip(self.prefixes, lengths.tolist(), strict=True)]
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows."""
-        self.prefixes = [self.prefixes[row] for row in rows.tolist()]
-
-
-def detokenize(ids: Sequence[int]) -> str:
-    """Two letters a token."""
-    return "".join(f"{chr(97 + token)}{'xyz'[token % 3]}" for token in ids)
 
 
 def subject(decoder: Decoder | None = None, engine: Engine | None = None, *, rounding: float = 0.0) -> Subject:
@@ -115,7 +28,12 @@ def subject(decoder: Decoder | None = None, engine: Engine | None = None, *, rou
         for number in range(16)
     )
     return Subject(
-        engine=engine or ReferenceEngine(decoder), target=target, draft=draft, prompts=prompts, decoder=decoder
+        engine=engine or ReferenceEngine(decoder),
+        target=target,
+        draft=draft,
+        prompts=prompts,
+        decoder=decoder,
+        rule="chain",
     )
 
 
@@ -124,7 +42,9 @@ def answered(check: Check, asked_of: Subject, plan: Plan) -> ScoredTraces:
     scored = ScoredTraces()
     for requests in check.rounds(asked_of, plan):
         traces = list(asked_of.engine.decode(requests))
-        scored = scored.merge(score(traces, target=asked_of.target, draft=asked_of.draft))
+        scored = scored.merge(
+            score(traces, target=asked_of.target, draft=asked_of.draft, stages=asked_of.rule == "chain")
+        )
     return scored
 
 

@@ -21,7 +21,7 @@ from specverify.checks.acceptance import (
 from specverify.choices.enumerate import Enumerate, every_path
 from specverify.context import Row
 from specverify.decoding import Decoder, speculative
-from specverify.drafting import DraftModel, NoDraft
+from specverify.drafting import DraftModel, DraftTree, NoDraft
 from specverify.engines.reference import ReferenceEngine
 from specverify.faults import find_fault
 from specverify.judge import judge
@@ -34,6 +34,8 @@ from specverify.statistics.budget import e_threshold
 from specverify.statistics.sequential import bernoulli_bets
 from specverify.subject import EncodedPrompt, Subject
 from specverify.verification.chain import sample_and_match
+from specverify.verification.rules import Drafts
+from tests.unit.trees import rule_for
 
 VOCAB_SIZE = 4
 PLAN = Plan(lossless_tokens=6_000, max_new_tokens=7, batch_size=400)
@@ -374,3 +376,16 @@ def test_smallest_detectable_shift_is_seen():
     for side, paths in ends.items():
         assert np.mean(np.array(paths) >= threshold) > 0.8, side
     assert 0.03 < shift < 0.1
+
+
+def test_siblings_of_a_tree_are_not_held_to_the_chains_acceptance():
+    """Three drafts a position are accepted more often than Σ min(p, q); that is what they are for, and no fault."""
+    way = Drafts.WITHOUT_REPLACEMENT
+    asked_of, scored = stream(
+        lambda decoder: replace(
+            decoder, drafts=way, rule=rule_for(way), drafter=DraftTree(DRAFT, DRAFT.vocab_size, (3,), way)
+        )
+    )
+    assert concluded(asked_of, scored).tests == ()
+    as_a_chain = replace(asked_of, decoder=replace(asked_of.decoder, drafts=Drafts.CHAIN))
+    assert any(test.log10_e > 7 for test in concluded(as_a_chain, scored).tests)

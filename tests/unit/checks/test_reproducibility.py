@@ -12,7 +12,7 @@ import torch
 from specverify.checks.reproducibility import drawn_otherwise, reproducibility
 from specverify.choices import inverse_cdf
 from specverify.drafting import NoDraft
-from specverify.engines import Capability
+from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.engines.reference import ReferenceEngine
 from specverify.faults import find_fault
 from specverify.judge import judge
@@ -36,6 +36,7 @@ class Asking:
     inner: Engine
     change: Callable[[DecodeRequest], DecodeRequest]
     capabilities: frozenset[Capability] = frozenset(Capability)
+    parameters: frozenset[str] = ALL_PARAMETERS
     name: str = "asking"
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:

@@ -10,7 +10,7 @@ import pytest
 from specverify.checks.stopping import stopping
 from specverify.decoding import first_stop
 from specverify.drafting import NoDraft
-from specverify.engines import Capability
+from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.engines.reference import ReferenceEngine
 from specverify.faults import find_fault
 from specverify.plan import Plan
@@ -33,6 +33,7 @@ class Changed:
     inner: ReferenceEngine
     change: Callable[[DecodeTrace], DecodeTrace] = lambda trace: trace
     capabilities: frozenset[Capability] = frozenset(Capability)
+    parameters: frozenset[str] = ALL_PARAMETERS
     name: str = "changed"
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:

@@ -113,7 +113,7 @@ def _bring_code(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "can't be loaded"),
         (_truncate, "truncated or corrupt .*; copy or download it again"),
         (_lfs_pointer, "run git lfs pull"),
-        (_pickle, "has pickled weights only .*; convert them .* or pass allow_pickle=True"),
+        (_pickle, "has pickled weights only .*; convert them .* in a place that you trust"),
         (_drop_a_tensor, r"lacks 1 of its weights \(the first is model\.layers\.1\.mlp\.up_proj\.weight\)"),
         (lambda folder: _edit(folder / "config.json", intermediate_size=64), "another shape|can't be loaded"),
         (lambda folder: _edit(folder / "config.json", model_type="nobody"), "upgrade transformers"),
@@ -211,3 +211,23 @@ def test_a_recurrent_model_in_a_folder_is_refused(folder: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     with pytest.raises(UnsupportedModel, match="MambaForCausalLM keeps a recurrent state"):
         load_model(folder)
+
+
+def test_a_folders_own_code_runs_only_when_it_is_asked_for(folder: Path) -> None:
+    """Refused with what to pass; with it, the class in the folder is what is loaded."""
+    _edit(
+        folder / "config.json",
+        model_type="mine",
+        architectures=["MineForCausalLM"],
+        auto_map={"AutoConfig": "own_code.MineConfig", "AutoModelForCausalLM": "own_code.MineForCausalLM"},
+    )
+    (folder / "own_code.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "class MineConfig(LlamaConfig):\n    model_type = 'mine'\n\n\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = MineConfig\n"
+    )
+    with pytest.raises(PairError, match="--trust-remote-code"):
+        load_model(folder)
+    loaded = load_model(folder, trust_remote_code=True)
+    assert type(loaded.model.module).__name__ == "MineForCausalLM"
+    assert torch.isfinite(loaded.model.logits([[1, 2, 3]])).all()

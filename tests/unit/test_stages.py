@@ -1,0 +1,110 @@
+"""Stages of chain rejection: each is fair where the decoder is healthy, and the wrong one is the one that is named."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specverify.checks.evidence import STAGES, e_process
+from specverify.context import Row
+from specverify.decoding import Decoder, speculative
+from specverify.drafting import DraftModel
+from specverify.faults import find_fault
+from specverify.models.table import random_table
+from specverify.records import DecodeRequest, DecodeStep, DecodeTrace, FinishReason, SamplingParams
+from specverify.scoring import ScoredTraces, score
+from specverify.stages import Role, drafts_and_roles
+
+VOCAB_SIZE = 6
+TARGET = random_table(VOCAB_SIZE, 6, seed=0)
+DRAFT = random_table(VOCAB_SIZE, 6, seed=1)
+
+
+@lru_cache
+def scored(fault: str = "") -> ScoredTraces:
+    """A thousand texts of a few ragged requests, by the healthy decoder or a faulty one."""
+    params = SamplingParams(max_new_tokens=4, eos_token_ids=(5,))
+    rows = [
+        Row(DecodeRequest(id=str(seed), prompt_ids=prompt, params=params, seed=seed), sample)
+        for seed, prompt in enumerate([(0, 1), (2,)])
+        for sample in range(500)
+    ]
+    decoder = Decoder(target=TARGET, drafter=DraftModel(DRAFT, VOCAB_SIZE), num_speculative_tokens=2)
+    decoder = find_fault(fault).apply(decoder) if fault else decoder
+    return score(list(speculative(decoder, rows)), target=TARGET, draft=DRAFT, stages=True)
+
+
+def test_roles_add_up_with_the_counters():
+    """Every accepted draft is emitted as it was; a step ends with at most one token of the target's own."""
+    traces = scored().traces
+    for trace in traces:
+        known = drafts_and_roles(trace)
+        accepted = [place for place, (_, role) in enumerate(known) if role is Role.ACCEPTED]
+        assert len(accepted) == sum(step.num_accepted_tokens for step in trace.steps)
+        assert all(known[place][0] == trace.token_ids[place] for place in accepted)
+        own = sum(role in {Role.REPLACEMENT, Role.BONUS} for _, role in known)
+        assert own <= sum(step.num_draft_tokens > 0 for step in trace.steps)
+    met = {role for trace in traces for _, role in drafts_and_roles(trace)}
+    assert met == set(Role)
+
+
+def test_an_engine_that_shows_no_drafts_has_no_stages():
+    """Counts alone say nothing of what was drafted."""
+    request = DecodeRequest(id="r", prompt_ids=(0,), params=SamplingParams(max_new_tokens=3))
+    trace = DecodeTrace(
+        request=request, sample=0, token_ids=(1, 2, 3), finish=FinishReason.LENGTH, steps=(DecodeStep(2, 2, 3),)
+    )
+    assert drafts_and_roles(trace) == [(-1, Role.UNKNOWN)] * 3
+    columns = score([trace], target=TARGET, draft=DRAFT, stages=True)
+    assert all(np.isnan(columns[name]).all() for name in (*STAGES, "accept_prob"))
+
+
+@pytest.mark.parametrize("column", STAGES)
+def test_every_stage_of_a_healthy_decoder_is_uniform(column: str):
+    """By KS, whose p-value is exact; at one seed, so the limit is a plain one."""
+    values = scored()[column]
+    values = values[~np.isnan(values)]
+    assert len(values) > 150
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+
+
+def test_drafts_are_accepted_as_often_as_the_ratio_says():
+    """Within four standard errors."""
+    prob = scored()["accept_prob"]
+    seen = ~np.isnan(prob)
+    accepted = scored()["role"][seen] == Role.ACCEPTED
+    error = np.sqrt((prob[seen] * (1 - prob[seen])).sum())
+    assert abs(accepted.sum() - prob[seen].sum()) < 4 * error
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("residual-from-target", STAGES["pit_residual"]),
+        ("residual-wrong-row", STAGES["pit_residual"]),
+        ("residual-not-clamped", STAGES["pit_residual"]),
+        ("bonus-from-draft", STAGES["pit_bonus"]),
+        ("draft-temperature", STAGES["pit_draft"]),
+        ("ratio-square-root", "drafts accepted more often than min(1, p/q)"),
+    ],
+)
+def test_the_stage_that_is_wrong_is_named(fault: str, named: str):
+    """With evidence, and no other stage is blamed nearly as much."""
+    process = e_process(scored(fault))
+    assert process.log10_e > 3
+    stages = {name: log10_e for name, log10_e in process.components.items() if name in {*STAGES.values(), named}}
+    assert max(stages, key=stages.__getitem__) == named
+
+
+def test_a_replacement_drawn_with_used_noise_shows_in_the_order_of_ids():
+    """The uniform that rejected lies above the ratio, and so does the replacement that it draws."""
+    values = scored("accept-noise-in-residual")["pit_residual_id"]
+    assert stats.kstest(values[~np.isnan(values)], "uniform").pvalue < 1e-4
+
+
+def test_a_healthy_decoder_leaves_no_evidence():
+    """The same bets, no fault."""
+    assert e_process(scored()).log10_e < 2
