@@ -1,0 +1,58 @@
+"""Rules straight from logits: what a serving engine runs, in one pass over what it needs, and no more.
+
+Note [Fused]: a rule of `verification.chain` wants every law in float64, which is right for a proof and 26 rows of traffic
+where 11 are needed. Here each row is read at most once, no law is kept, and one token is drawn by one scan. The decisions
+are those of the float64 rule with the same choices: the same number of accepted tokens, always, and the same token unless
+its uniform lies within rounding of the border between two ids. On the CPU `rows` does it with torch's own loops, on CUDA
+`kernels` with Triton.
+
+Sampling parameters are those whose law does not depend on the prefix: temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from specverify.errors import InternalError
+from specverify.records import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from specverify.choices import Stream
+
+__all__ = ["PLAIN", "LogitsProposal", "Uniforms", "require_usable"]
+
+PLAIN = SamplingParams()
+"""Temperature 1, nothing cut off."""
+
+
+class Uniforms(Protocol):
+    """The part of `Choices` that a fused rule asks: it decides itself, so it needs the uniforms (`Philox`, `Scripted`)."""
+
+    def uniform(
+        self, stream: Stream | Int[Tensor, "batch n"], at: Int[Tensor, "batch n"]
+    ) -> Float[Tensor, "batch n"]:
+        """Uniforms of a stream at the offsets `at` of each row's block."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitsProposal:
+    """A chain of drafted ids and the logits that each was drawn from, after the same sampling parameters as the target's."""
+
+    token_ids: Int[Tensor, "batch k"]
+    num_draft_tokens: Int[Tensor, " batch"]
+    draft_logits: Float[Tensor, "batch k vocab"]
+    draft_log_sums: Float[Tensor, "batch k"] | None = None
+    """The drafter's own log Σ exp of its processed scores, where it kept them: then a row of its logits is read only
+    where it is rejected."""
+
+
+def require_usable(params: SamplingParams) -> None:
+    """Raise `InternalError` for parameters that a single row doesn't decide."""
+    if params.prefix_dependent or params.banned_token_ids:
+        msg = "a fused rule knows temperature, top-k, top-p and min-p; use verification.chain for what depends on the prefix"
+        raise InternalError(msg)
