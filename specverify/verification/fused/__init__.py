@@ -11,48 +11,35 @@ Sampling parameters are those whose law does not depend on the prefix: temperatu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from specverify.errors import InternalError
-from specverify.records import SamplingParams
+from specverify.verification.fused import rows
+from specverify.verification.fused.proposal import PLAIN, LogitsProposal, Uniforms
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
-    from specverify.choices import Stream
+    from specverify.records import SamplingParams
+    from specverify.verification import Verification
 
-__all__ = ["PLAIN", "LogitsProposal", "Uniforms", "require_usable"]
-
-PLAIN = SamplingParams()
-"""Temperature 1, nothing cut off."""
+__all__ = ["LogitsProposal", "Uniforms", "chain_rejection"]
 
 
-class Uniforms(Protocol):
-    """The part of `Choices` that a fused rule asks: it decides itself, so it needs the uniforms (`Philox`, `Scripted`)."""
+def chain_rejection(
+    proposal: LogitsProposal,
+    target_logits: Float[Tensor, "batch k_plus_1 padded"],
+    choices: Uniforms,
+    params: SamplingParams = PLAIN,
+    *,
+    vocab_size: int | None = None,
+) -> Verification:
+    """`verification.chain.chain_rejection` of the laws of these logits, where they lie: Triton on CUDA, else the CPU's.
 
-    def uniform(
-        self, stream: Stream | Int[Tensor, "batch n"], at: Int[Tensor, "batch n"]
-    ) -> Float[Tensor, "batch n"]:
-        """Uniforms of a stream at the offsets `at` of each row's block."""
-        ...
+    Ids from `vocab_size` on are padding of the output layers, and never emitted. Raises `NonFiniteLogits`.
+    """
+    if target_logits.device.type != "cuda":
+        return rows.chain_rejection(proposal, target_logits, choices, params, vocab_size=vocab_size)
+    from specverify.verification.fused import kernels  # noqa: PLC0415 - Triton is there with CUDA alone
 
-
-@dataclass(frozen=True)
-class LogitsProposal:
-    """A chain of drafted ids and the logits that each was drawn from, after the same sampling parameters as the target's."""
-
-    token_ids: Int[Tensor, "batch k"]
-    num_draft_tokens: Int[Tensor, " batch"]
-    draft_logits: Float[Tensor, "batch k vocab"]
-    draft_log_sums: Float[Tensor, "batch k"] | None = None
-    """The drafter's own log Σ exp of its processed scores, where it kept them: then a row of its logits is read only
-    where it is rejected."""
-
-
-def require_usable(params: SamplingParams) -> None:
-    """Raise `InternalError` for parameters that a single row doesn't decide."""
-    if params.prefix_dependent or params.banned_token_ids:
-        msg = "a fused rule knows temperature, top-k, top-p and min-p; use verification.chain for what depends on the prefix"
-        raise InternalError(msg)
+    return kernels.chain_rejection(proposal, target_logits, kernels.keyed(choices), params, vocab_size=vocab_size)

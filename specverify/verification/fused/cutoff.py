@@ -17,44 +17,51 @@ if TYPE_CHECKING:
 
     from specverify.records import SamplingParams
 
-__all__ = ["cut_off", "least_kept"]
+__all__ = ["cut_off", "cuts", "least_kept"]
 
 _CANDIDATES = 256
+
+
+def cuts(params: SamplingParams) -> bool:
+    """Whether these parameters cut anything off."""
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def cut_off(
     scores: Float[Tensor, " vocab"], params: SamplingParams, *, out: Float[Tensor, " vocab"]
 ) -> Float[Tensor, " vocab"]:
     """-inf in place of the scores that the parameters cut off; `scores` themselves where there is nothing to cut."""
-    least = least_kept(scores, params)
-    if least == -math.inf:
+    if not cuts(params):
         return scores
-    below = float(torch.nextafter(torch.tensor(least), torch.tensor(-math.inf)))  # `threshold` keeps what lies above
-    return torch.threshold(scores, below, -math.inf, out=out)  # type: ignore[call-overload, no-any-return]  # torch's stub lacks `out`
+    below = torch.nextafter(least_kept(scores, params), torch.tensor(-math.inf))  # `threshold` keeps what lies above
+    return torch.threshold(scores, float(below), -math.inf, out=out)
 
 
-def least_kept(scores: Float[Tensor, " vocab"], params: SamplingParams) -> float:
+def least_kept(scores: Float[Tensor, "*rows vocab"], params: SamplingParams) -> Float[Tensor, "*rows"]:
     """The least score that top-k, then top-p, then min-p leave; -inf where they cut nothing."""
-    least = -math.inf
-    if 0 < params.top_k < len(scores):
-        least = float(scores.topk(params.top_k).values[-1])
+    least = scores.new_full(scores.shape[:-1], -math.inf)
+    if 0 < params.top_k < scores.shape[-1]:
+        least = scores.topk(params.top_k).values[..., -1]
     if params.top_p < 1:
-        least = max(least, _least_of_top_p(scores, least, params.top_p))
+        least = torch.maximum(least, _least_of_top_p(scores, least, params))
     if params.min_p:
-        least = max(least, float(scores.amax()) + math.log(params.min_p))
+        least = torch.maximum(least, scores.amax(-1) + math.log(params.min_p))
     return least
 
 
-def _least_of_top_p(scores: Float[Tensor, " vocab"], least: float, top_p: float) -> float:
+def _least_of_top_p(
+    scores: Float[Tensor, "*rows vocab"], least: Float[Tensor, "*rows"], params: SamplingParams
+) -> Float[Tensor, "*rows"]:
     """The score at which the mass from the largest down reaches `top_p` of what top-k left."""
-    log_sum = float((scores if least == -math.inf else scores[scores >= least]).logsumexp(-1))
-    count = _CANDIDATES
+    vocab_size = scores.shape[-1]
+    kept = scores if not params.top_k else torch.where(scores >= least[..., None], scores, -math.inf)
+    log_sum, count = kept.logsumexp(-1, keepdim=True).double(), _CANDIDATES
+    wanted = torch.full_like(log_sum, params.top_p)
     while True:
-        largest = scores.topk(min(count, len(scores))).values.double()
-        mass = (largest - log_sum).exp().cumsum(-1)
-        enough = int(torch.searchsorted(mass, torch.tensor(top_p, dtype=torch.float64)))
-        if enough < len(largest):
-            return float(largest[enough])
-        if len(largest) == len(scores):
-            return float(largest[-1])
+        largest = kept.topk(min(count, vocab_size)).values
+        mass = (largest.double() - log_sum).exp().cumsum(-1)
+        enough = torch.searchsorted(mass, wanted)  # the first at which the mass is reached
+        last = largest.shape[-1] - 1
+        if last == vocab_size - 1 or bool((enough <= last).all()):
+            return largest.gather(-1, enough.clamp(max=last))[..., 0]
         count *= 8

@@ -19,8 +19,8 @@ import torch
 from specverify.choices import Stream
 from specverify.errors import InternalError, NonFiniteLogits
 from specverify.verification import Verification
-from specverify.verification.fused import PLAIN, LogitsProposal, Uniforms, require_usable
 from specverify.verification.fused.cutoff import cut_off
+from specverify.verification.fused.proposal import PLAIN, LogitsProposal, Uniforms, require_usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
