@@ -330,7 +330,7 @@ def _endpoint(
     if command:
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
-        log = stack.enter_context(_log_folder(options["log_dir"])) / f"server-{arm}.log"
+        log = stack.enter_context(log_folder(options["log_dir"])) / f"server-{arm}.log"
         started = serving(
             _filled(command, settings, port),
             port=port,
@@ -391,7 +391,7 @@ def _filled(command: str, settings: EngineSettings, port: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _log_folder(wanted: str) -> Iterator[Path]:
+def log_folder(wanted: str) -> Iterator[Path]:
     """Where logs go; one of our own is taken away again unless something went wrong."""
     if wanted:
         yield Path(wanted)

@@ -147,7 +147,7 @@ def test_llamacpp_applies_samplers_in_the_order_of_transformers():
     assert full["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
     assert plain["samplers"] == ["temperature"]
     assert full["logit_bias"] == [[4, False], [9, False]]
-    assert (full["repeat_penalty"], full["repeat_last_n"], full["stop"]) == (1.2, -1, ["ab"])
+    assert (full["repeat_penalty"], full["repeat_last_n"], full["stop"]) == (1.2, 9, ["ab"])
     assert full["return_tokens"]
     assert not full["cache_prompt"]
     assert "ignore_eos" not in full  # it would ban the EOS, which is another law
