@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specverify.engines.dialect import DIALECTS
+from specverify.engines.http_engine import Endpoint, HttpEngine, make_client
 from specverify.engines.llamacpp_server import NGRAMS, ServerSettings
-from specverify.engines.openai import Endpoint, HttpEngine, log_folder, make_client
-from specverify.engines.server import LOOPBACK, free_port, serving
+from specverify.engines.server import LOOPBACK, free_port, log_folder, serving
 from specverify.errors import PairError, PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def _endpoint(
         health_url=f"{url}/health",
         log_path=log,
         timeout_s=float(options["start_timeout_s"]),
-        say=lambda sentence: say(sentence.replace(sys.executable, f"llama.cpp ({arm})")),
+        say=say,
+        name=f"llama.cpp ({arm})",
         environment={"PYTHONPATH": _import_path()},
     )
     with started as process, make_client(url, timeout_s=float(options["timeout_s"])) as client:

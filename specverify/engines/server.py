@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,9 +26,8 @@ from specverify.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
-__all__ = ["API_KEY", "LOOPBACK", "Server", "free_port", "last_lines", "redacted", "serving"]
+__all__ = ["API_KEY", "LOOPBACK", "Server", "free_port", "last_lines", "log_folder", "redacted", "serving"]
 
 API_KEY = "SPECVERIFY_API_KEY"
 """Environment variable that holds the key of a server; never written, never printed."""
@@ -81,6 +83,17 @@ def last_lines(log_path: Path, *, lines: int = _TAIL_LINES) -> str:
 
 
 @contextlib.contextmanager
+def log_folder(wanted: str) -> Iterator[Path]:
+    """Where logs go; one of our own is taken away again unless something went wrong."""
+    if wanted:
+        yield Path(wanted)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="specverify-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def serving(
     command: Sequence[str],
     *,
@@ -90,10 +103,12 @@ def serving(
     timeout_s: float = 300.0,
     say: Callable[[str], None] = lambda _: None,
     environment: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> Iterator[Server]:
     """Start `command`, wait until `health_url` answers 200, and end it on the way out, also when interrupted.
 
-    Standard output and error go to `log_path`; `environment` is added to our own. Raises `UsageError`, with the last lines of
+    Standard output and error go to `log_path`; `environment` is added to our own;
+    `name` is what messages call it. Raises `UsageError`, with the last lines of
     the log, where it can't be started, ends, or isn't healthy within `timeout_s`.
 
         with serving(command, port=port, health_url=f"http://127.0.0.1:{port}/health", log_path=log): ...
@@ -102,7 +117,7 @@ def serving(
     server = _started(command, log_path, environment)
     try:
         with _terminable():
-            _await_health(server, health_url, timeout_s, say, command[0])
+            _await_health(server, health_url, timeout_s, say, name or command[0])
             yield server
     finally:
         _end(server.process)

@@ -55,7 +55,12 @@ class Held:
 
 
 def requests(
-    params: SamplingParams, *, num_samples: int, seed: int, speculation: bool = True, prompts: Sequence[tuple[int, ...]] = PROMPTS
+    params: SamplingParams,
+    *,
+    num_samples: int,
+    seed: int,
+    speculation: bool = True,
+    prompts: Sequence[tuple[int, ...]] = PROMPTS,
 ) -> list[DecodeRequest]:
     return [
         DecodeRequest(
@@ -114,7 +119,9 @@ def marginals(
         ours = [trace.token_ids for trace in traces if trace.request.prompt_ids == prompt]
         beginnings, weights, ended = [list(prompt)], np.ones(1), 0.0
         for place in range(most):
-            logits = torch.cat([model.logits(beginnings[at : at + 4096])[:, -1] for at in range(0, len(beginnings), 4096)])
+            logits = torch.cat(
+                [model.logits(beginnings[at : at + 4096])[:, -1] for at in range(0, len(beginnings), 4096)]
+            )
             law = (logits.double() / temperature).softmax(-1).numpy()
             joint = weights[:, None] * law
             expected = np.append(joint.sum(0), ended) * len(ours)
@@ -161,7 +168,9 @@ def main() -> None:
             engine, pair, tokens=arguments.tokens, speculation=not arguments.off, seed=arguments.seed,
             temperature=arguments.temperature,
         )  # fmt: skip
-        print(json.dumps({**asdict(held), "off": arguments.off, "near": arguments.near, "retries": engine.retries}))
+        print(  # noqa: T201 - what it is for
+            json.dumps({**asdict(held), "off": arguments.off, "near": arguments.near, "retries": engine.retries})
+        )
 
 
 if __name__ == "__main__":
