@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,10 +96,9 @@ def _endpoint(
 
 
 def _import_path() -> str:
-    """Where the child finds this package, which needn't be installed."""
-    import specverify  # noqa: PLC0415 - for its place alone
-
-    return str(Path(specverify.__file__).parents[1])
+    """Where the child finds this package, which needn't be installed, before whatever we were given."""
+    ours = Path(__file__).parents[2]
+    return os.pathsep.join(filter(None, (str(ours), os.environ.get("PYTHONPATH", ""))))
 
 
 def _server_settings(
