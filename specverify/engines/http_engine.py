@@ -25,7 +25,7 @@ from specverify.errors import PlanError, RequestRefused, SubjectError, UsageErro
 from specverify.records import DecodeTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
@@ -64,6 +64,8 @@ class HttpEngine:
     concurrency: int = 16
     attempts: int = 4
     logprobs: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Goes into the body of every call."""
     tokenizer: PreTrainedTokenizerBase | None = None
     """Of the target, for a dialect that takes text."""
     retries: int = 0
@@ -87,13 +89,12 @@ class HttpEngine:
         Raises `SubjectError` with the request's id where the server answers with an error, too late or not at all.
         """
         asks = [ask for request in requests for ask in self._asks(request)]
-        with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
-            futures = [pool.submit(self._answered, ask) for ask in asks]
-            try:
-                for future in futures:
-                    yield from future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+        pool = ThreadPoolExecutor(max_workers=self.concurrency)
+        try:
+            for future in [pool.submit(self._answered, ask) for ask in asks]:
+                yield from future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt doesn't wait for an answer that is late
 
     def counters(self) -> DecodeCounters:
         """What the server with speculation tells on `/metrics`."""
@@ -140,7 +141,7 @@ class HttpEngine:
         request = ask.request
         what = f"request {request.id} (sample {ask.first_sample}, seed {ask.seed})"
         try:
-            payload = self.dialect.payload(ask)
+            payload = self.dialect.payload(ask) | dict(self.extra)
             body = json_of(self._called(self._endpoint(request), "POST", self.dialect.path, payload, what), what)
             answers = self.dialect.answers(ask, body)
         except SubjectError as error:

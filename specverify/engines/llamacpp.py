@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from specverify.engines.dialect import DIALECTS
 from specverify.engines.http_engine import Endpoint, HttpEngine, make_client
 from specverify.engines.llamacpp_server import NGRAMS, ServerSettings
+from specverify.engines.options import Options, json_object
 from specverify.engines.server import LOOPBACK, free_port, log_folder, serving
-from specverify.errors import PairError, PlanError, UsageError
+from specverify.errors import PairError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,21 +29,29 @@ if TYPE_CHECKING:
 __all__ = ["MODES", "opened"]
 
 MODES = ("greedy-draft", "probabilistic", "synthetic", "ngram")
-_OPTIONS = {
-    "mode": "probabilistic",
-    "ngram": "simple",
-    "synthetic_length": "2",
-    "target_gguf": "",
-    "draft_gguf": "",
-    "threads": "1",
-    "kv_cache": "f32",
-    "timeout_s": "120",
-    "start_timeout_s": "120",
-    "logprobs": "yes",
-    "log_dir": "",
-}
-"""Options and their defaults."""
-_CHOICES = {"mode": MODES, "ngram": tuple(NGRAMS), "kv_cache": ("f32", "f16"), "logprobs": ("yes", "no")}
+_OPTIONS = Options(
+    engine="llamacpp",
+    defaults={
+        "mode": "probabilistic",
+        "ngram": "simple",
+        "synthetic_length": "2",
+        "target_gguf": "",
+        "draft_gguf": "",
+        "threads": "1",
+        "kv_cache": "f32",
+        "slots": "",
+        "timeout_s": "120",
+        "start_timeout_s": "120",
+        "logprobs": "yes",
+        "extra": "",
+        "log_dir": "",
+    },
+    choices={"mode": MODES, "ngram": tuple(NGRAMS), "kv_cache": ("f32", "f16"), "logprobs": ("yes", "no")},
+    counts=frozenset({"threads", "slots"}),
+    numbers=frozenset({"timeout_s", "start_timeout_s", "synthetic_length"}),
+)
+"""`slots` is how many requests the server takes at a time, `max_batch_size` unless fewer should wait; `extra` is a JSON object
+that goes into every call, as `{"cache_prompt": true}`."""
 
 
 @contextlib.contextmanager
@@ -54,7 +63,8 @@ def opened(settings: EngineSettings, *, say: Callable[[str], None] = lambda _: N
 
         with opened(EngineSettings(target=pair.target, draft=pair.draft, options=(("mode", "synthetic"),))) as engine: ...
     """
-    options = _read_options(settings)
+    options = _OPTIONS.read(settings.options)
+    extra = json_object(options["extra"], "extra")
     if importlib.util.find_spec("xllamacpp") is None:
         msg = "the engine llamacpp needs the package xllamacpp; install specverify-decoding[llamacpp]"
         raise UsageError(msg)
@@ -72,6 +82,7 @@ def opened(settings: EngineSettings, *, say: Callable[[str], None] = lambda _: N
             model_eos_ids=frozenset(settings.eos_token_ids),
             concurrency=settings.max_batch_size,
             logprobs=options["logprobs"] == "yes",
+            extra=extra,
         )
 
 
@@ -114,7 +125,7 @@ def _server_settings(
         probabilistic=mode == "probabilistic",
         synthetic_length=float(options["synthetic_length"]) if mode == "synthetic" else 0.0,
         ngram=options["ngram"] if speculate and mode == "ngram" else "",
-        slots=settings.max_batch_size,
+        slots=int(options["slots"] or settings.max_batch_size),
         slot_length=settings.max_length,
         threads=int(options["threads"]),
         kv_cache=options["kv_cache"],
@@ -137,20 +148,3 @@ def _gguf(option: str, folder: Path | None, role: str) -> str:
         msg = f"llama.cpp needs the {role} as GGUF, and {candidates[0]} isn't there; give the option {role}_gguf"
         raise PairError(msg)
     return str(found)
-
-
-def _read_options(settings: EngineSettings) -> dict[str, str]:
-    options = {**_OPTIONS, **dict(settings.options)}
-    if unknown := sorted(set(options) - set(_OPTIONS)):
-        msg = f"the engine llamacpp has no option '{unknown[0]}'; it may be one of {', '.join(_OPTIONS)}"
-        raise PlanError(msg)
-    for name, choices in _CHOICES.items():
-        if options[name] not in choices:
-            msg = f"the option {name} is {options[name]!r}; it may be one of {', '.join(choices)}"
-            raise PlanError(msg)
-    for name in ("threads", "timeout_s", "start_timeout_s", "synthetic_length"):
-        number = options[name].replace(".", "", 1) if name == "synthetic_length" else options[name]
-        if not number.isdecimal() or not float(options[name]):
-            msg = f"the option {name} is {options[name]!r}; it must be a positive number"
-            raise PlanError(msg)
-    return options

@@ -12,6 +12,7 @@ import httpx2
 
 from specverify.engines.dialect import DIALECTS, part
 from specverify.engines.http_engine import Endpoint, HttpEngine, json_of, make_client
+from specverify.engines.options import Options, json_object
 from specverify.engines.server import API_KEY, LOOPBACK, free_port, log_folder, serving
 from specverify.errors import PlanError, UsageError
 
@@ -26,18 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["opened", "opened_sglang", "opened_tgi", "opened_vllm"]
 
-_OPTIONS = {
-    "dialect": "vllm",
-    "off_url": "",
-    "serve_off": "",
-    "concurrency": "",
-    "timeout_s": "120",
-    "start_timeout_s": "600",
-    "attempts": "4",
-    "logprobs": "yes",
-    "log_dir": "",
-}
-"""Options and their defaults; `off_url` and `serve_off` are the same server without speculation."""
+_OPTIONS = Options(
+    engine="openai",
+    defaults={
+        "dialect": "vllm",
+        "off_url": "",
+        "serve_off": "",
+        "concurrency": "",
+        "timeout_s": "120",
+        "start_timeout_s": "600",
+        "attempts": "4",
+        "logprobs": "yes",
+        "extra": "",
+        "log_dir": "",
+    },
+    choices={"dialect": tuple(DIALECTS), "logprobs": ("yes", "no")},
+    counts=frozenset({"concurrency", "attempts"}),
+    numbers=frozenset({"timeout_s", "start_timeout_s"}),
+)
+"""`off_url` and `serve_off` are the same server without speculation; `extra` is a JSON object that goes into every call."""
 
 
 @contextlib.contextmanager
@@ -48,7 +56,8 @@ def opened(settings: EngineSettings, *, say: Callable[[str], None] = lambda _: N
 
         with opened(EngineSettings(target=folder, url="http://127.0.0.1:8000")) as engine: ...
     """
-    options = _read_options(settings)
+    options = _OPTIONS.read(settings.options)
+    extra = json_object(options["extra"], "extra")
     dialect = DIALECTS[options["dialect"]]
     if bool(settings.url) == bool(settings.serve):
         msg = f"the engine {dialect.name} needs either the url of a server that runs or a command that serves"
@@ -66,6 +75,7 @@ def opened(settings: EngineSettings, *, say: Callable[[str], None] = lambda _: N
             concurrency=int(options["concurrency"] or settings.max_batch_size),
             attempts=int(options["attempts"]),
             logprobs=options["logprobs"] == "yes",
+            extra=extra,
             tokenizer=None if dialect.takes_ids else _tokenizer(settings.target),
         )
 
@@ -86,24 +96,6 @@ opened_tgi = partial(_dialect_opened, "tgi")
 
 def _has_off(options: dict[str, str]) -> bool:
     return bool(options["off_url"] or options["serve_off"])
-
-
-def _read_options(settings: EngineSettings) -> dict[str, str]:
-    options = {**_OPTIONS, **dict(settings.options)}
-    if unknown := sorted(set(options) - set(_OPTIONS)):
-        msg = f"a server has no option '{unknown[0]}'; it may be one of {', '.join(_OPTIONS)}"
-        raise PlanError(msg)
-    if options["dialect"] not in DIALECTS:
-        msg = f"there is no dialect '{options['dialect']}'; use one of {', '.join(DIALECTS)}"
-        raise PlanError(msg)
-    for name in ("concurrency", "timeout_s", "start_timeout_s", "attempts"):
-        if options[name] and not (options[name].isdecimal() and int(options[name])):
-            msg = f"the option {name} is {options[name]!r}; it must be a whole number of at least 1"
-            raise PlanError(msg)
-    if options["logprobs"] not in {"yes", "no"}:
-        msg = f"the option logprobs is {options['logprobs']!r}; it must be yes or no"
-        raise PlanError(msg)
-    return options
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:

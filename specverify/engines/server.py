@@ -46,15 +46,20 @@ class Server:
     @property
     def running(self) -> bool:
         """Whether it has not ended; leaves its exit status for `_end`."""
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return self.process.returncode is None and _status(self.process) is None
 
     def obituary(self) -> str:
-        """How it ended and the last lines of its log, or nothing while it runs."""
-        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        """How it ended and the last lines of its log, or nothing while it runs, or after we ended it."""
+        ended = None if self.process.returncode is not None else _status(self.process)
         if ended is None:
             return ""
         how = "exit code" if ended.si_code == os.CLD_EXITED else "signal"
         return f"the server ended with {how} {ended.si_status}; its log ends: {last_lines(self.log_path)}"
+
+
+def _status(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
+    """How a process ended, without reaping it; None while it runs."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def free_port() -> int:
@@ -206,7 +211,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         _signal_group(process, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
-            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            if _status(process) is not None:
                 break
             time.sleep(_POLL_S / 2)
     finally:

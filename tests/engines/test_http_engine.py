@@ -151,9 +151,10 @@ def test_a_refused_key_is_the_users_to_mend():
         ({"url": "localhost:8000"}, "is no url of a server"),
         ({"url": ""}, "needs either the url of a server that runs or a command that serves"),
         ({"options": (("colour", "teal"),)}, "no option 'colour'"),
-        ({"options": (("dialect", "ollama"),)}, "no dialect 'ollama'; use one of vllm, sglang, llamacpp, tgi"),
+        ({"options": (("dialect", "ollama"),)}, "dialect is 'ollama'; it must be one of vllm, sglang, llamacpp, tgi"),
         ({"options": (("timeout_s", "soon"),)}, "timeout_s is 'soon'"),
-        ({"options": (("logprobs", "maybe"),)}, "must be yes or no"),
+        ({"options": (("logprobs", "maybe"),)}, "must be one of yes, no"),
+        ({"options": (("extra", "[1]"),)}, "extra is .* must be a JSON object"),
         ({"url": "", "serve": "vllm serve {target}"}, "needs {port}"),
     ],
 )

@@ -238,7 +238,7 @@ def test_a_file_that_is_no_model_is_one_sentence(pair, tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "sentence"),
     [
-        ({"mode": "greedy"}, PlanError, "mode is 'greedy'; it may be one of greedy-draft, probabilistic"),
+        ({"mode": "greedy"}, PlanError, "mode is 'greedy'; it must be one of greedy-draft, probabilistic"),
         ({"colour": "teal"}, PlanError, "no option 'colour'"),
         ({"threads": "none"}, PlanError, "must be a positive number"),
         ({"draft_gguf": "nowhere.gguf"}, PairError, "nowhere.gguf isn't there; give the option draft_gguf"),

@@ -174,6 +174,15 @@ def test_counters_are_read_from_the_metrics_page(dialect):
     assert counted.num_accepted_tokens_per_pos == (9, 5)
 
 
+def test_what_an_engine_is_told_besides_goes_into_every_call():
+    with (
+        faking(lambda *_: (200, answer_of("llamacpp", [1], "length"))) as fake,
+        opened(settings_of(fake, "llamacpp", extra='{"cache_prompt": true, "id_slot": 1}')) as engine,
+    ):
+        list(engine.decode([request_of(num_samples=2)]))
+    assert {(body["cache_prompt"], body["id_slot"]) for body in fake.bodies} == {(True, 1)}
+
+
 # ------------------------------------------------------------------------------------------------- seeds and samples
 def test_samples_have_unlike_seeds_and_the_same_request_the_same_ones():
     with (
