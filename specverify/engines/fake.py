@@ -71,7 +71,8 @@ class FakeEngine:
 
 def _with_logprobs(target: RollingModel, traces: Sequence[DecodeTrace]) -> Iterator[DecodeTrace]:
     told = [trace for trace in traces if trace.token_ids]
-    laws = target.logits([trace.request.prompt_ids + trace.token_ids for trace in told]).log_softmax(-1) if told else []
+    sequences = [trace.request.prompt_ids + trace.token_ids for trace in told]
+    laws = target.logits(sequences).log_softmax(-1).unbind(0) if told else ()
     by_trace = dict(zip(map(id, told), laws, strict=True))
     for trace in traces:
         if id(trace) not in by_trace:

@@ -1,7 +1,7 @@
 """The smallest engine of a user: one function from prompt ids to lists of ids.
 
-    def decode(prompt_ids, n, max_new_tokens, seed, **sampling):
-        return [generate(prompt_ids, max_new_tokens, seed + i, **sampling) for i in range(n)]
+def decode(prompt_ids, n, max_new_tokens, seed, **sampling):
+    return [generate(prompt_ids, max_new_tokens, seed + i, **sampling) for i in range(n)]
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ ENGINES: dict[str, str] = {
 }
 """`module:factory` of each built-in engine."""
 
-_EXTRAS = {"openai": "servers", "vllm": "servers", "llamacpp": "llamacpp"}
+_EXTRAS = {"openai": "http", "vllm": "http", "llamacpp": "llamacpp"}
 """The optional extra that holds what an engine needs."""
 
 
@@ -101,5 +101,7 @@ def _as_engine(name: str, inner: Any) -> Engine:  # noqa: ANN401 - whatever the 
     if callable(inner) and decodes(inner):
         return FunctionEngine(inner, name=name)
     lacks = [part for part in ("decode", "capabilities", "parameters", "name") if not hasattr(inner, part)]
-    msg = f"{name} gave a {type(inner).__name__} that is no engine (it lacks {', '.join(lacks)}) and no function {_SHAPE}"
+    msg = (
+        f"{name} gave a {type(inner).__name__} that is no engine (it lacks {', '.join(lacks)}) and no function {_SHAPE}"
+    )
     raise PlanError(msg)

@@ -36,7 +36,7 @@ _KNOWN = {"dtype", "early_exit", "different_tokenizers", "confidence", "schedule
 
 
 @dataclass
-class _Steps(BaseStreamer):  # type: ignore[misc]  # untyped in transformers
+class _Steps(BaseStreamer):
     """What each step drafted and emitted, as `generate` shows it to the public."""
 
     prompt_length: int
@@ -95,9 +95,7 @@ class TransformersEngine:
         for request in requests:
             length = len(request.prompt_ids) + request.params.max_new_tokens
             if length > self.max_length:
-                msg = (
-                    f"{request.id} asks for {length} positions, and {self.name} has {self.max_length}; shorten the prompt"
-                )
+                msg = f"{request.id} asks for {length} positions, and {self.name} has {self.max_length}; shorten the prompt"
                 raise PromptError(msg)
             if request.speculation and self._speculates:
                 for sample in range(request.num_samples):
