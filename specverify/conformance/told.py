@@ -222,7 +222,7 @@ def _look_at_logprobs(asking: Asking) -> Seen:
             for one in asking.subject.prompts
         ]
     )
-    texts = sorted((t.request.prompt_ids + t.token_ids for t in traces), key=len, reverse=True)[:3]
+    texts = [trace.request.prompt_ids + trace.token_ids for trace in traces]
     allowed = _JSON_ROUNDING + 4 * measured_noise(asking.subject.target, texts, chunk=1).largest
     wrong, worst, number = [], 0.0, 0
     for trace in traces:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specverify.engines import Capability
-from specverify.errors import SpecverifyError, SubjectError
+from specverify.errors import PlanError, RequestRefused, SpecverifyError, SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,10 +22,12 @@ __all__ = ["Guarded", "TargetOnly", "TwoArms"]
 class Guarded:
     """An engine that breaks with a `SubjectError` which names the request, whatever it raises, and answers all or breaks.
 
-    A refusal (`UsageError`) stays one.
+    A refusal stays one, as a `UsageError`; what was refused before needn't be asked again.
     """
 
     inner: Engine
+    refused: frozenset[str] = frozenset()
+    """Parameters that the engine names as its own, and refused aloud when they were asked."""
 
     @property
     def name(self) -> str:
@@ -39,8 +41,8 @@ class Guarded:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """The engine's."""
-        return self.inner.parameters
+        """The engine's, but for what it refused."""
+        return self.inner.parameters - self.refused
 
     def counters(self) -> DecodeCounters:
         """The engine's, where it has them."""
@@ -51,6 +53,8 @@ class Guarded:
         """Traces in the order of the requests and their samples."""
         try:
             traces = list(self.inner.decode(requests))
+        except RequestRefused as error:
+            raise PlanError(str(error)) from error
         except SpecverifyError:
             raise
         except Exception as error:

@@ -25,12 +25,14 @@ ENGINES: dict[str, str] = {
     "transformers-lookup": "specverify.engines.transformers:lookup",
     "openai": "specverify.engines.openai:opened",
     "vllm": "specverify.engines.openai:opened_vllm",
+    "sglang": "specverify.engines.openai:opened_sglang",
+    "tgi": "specverify.engines.openai:opened_tgi",
     "llamacpp": "specverify.engines.llamacpp:opened",
     "fake": "specverify.engines.fake:opened",
 }
 """`module:factory` of each built-in engine."""
 
-_EXTRAS = {"openai": "http", "vllm": "http", "llamacpp": "llamacpp"}
+_EXTRAS = {"openai": "http", "vllm": "http", "sglang": "http", "tgi": "http", "llamacpp": "llamacpp"}
 """The optional extra that holds what an engine needs."""
 
 
@@ -57,9 +59,13 @@ def find_engine(name: str) -> EngineFactory:
 
 
 @contextlib.contextmanager
-def opened(name: str, settings: EngineSettings) -> Iterator[Engine]:
-    """The engine of a name; its servers end with the context, whatever happened."""
-    with find_engine(name)(settings) as engine:
+def opened(
+    name: str, settings: EngineSettings, *, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Engine]:
+    """The engine of a name; its servers end with the context, whatever happened. What takes long is told to `say`."""
+    factory = find_engine(name)
+    more: dict[str, Any] = {"say": say} if "say" in inspect.signature(factory).parameters else {}
+    with factory(settings, **more) as engine:
         yield engine
 
 
