@@ -11,7 +11,9 @@ from specverify.decoding import Decoder
 from specverify.drafting import NoDraft
 from specverify.engines.arms import Guarded, TargetOnly, TwoArms
 from specverify.engines.reference import ReferenceEngine
+from specverify.models.fingerprint import fingerprint
 from specverify.models.loading import load_model
+from specverify.records import ModelFingerprint
 from specverify.subject import EncodedPrompt, Subject
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Laws:
     prompts: tuple[EncodedPrompt, ...]
     eos_token_ids: tuple[int, ...]
     detokenize: Callable[[Sequence[int]], str] | None = None
+    fingerprints: tuple[ModelFingerprint, ModelFingerprint | None]
 
 
 def laws_of_folders(
@@ -80,14 +83,16 @@ def laws_of_folders(
     """Two folders in the Hugging Face layout, computed in float64. Raises `PairError`."""
     loaded = load_model(target, device="cpu", dtype="float64")
     usual = load_model(target, device="cpu", dtype="float32").model
+    drafting = load_model(draft, device="cpu", dtype="float64") if draft is not None else None
     tokenizer = loaded.tokenizer
     judge = _Judge(loaded.model, usual, min(max_length, loaded.model.max_length))
     return Laws(
         target=judge,
-        draft=load_model(draft, device="cpu", dtype="float64").model if draft is not None else None,
+        draft=drafting.model if drafting is not None else None,
         prompts=random_prompts(loaded.model.vocab_size, eos_token_ids, seed=seed),
         eos_token_ids=tuple(eos_token_ids),
         detokenize=lambda ids: str(tokenizer.decode(list(ids))),
+        fingerprints=(fingerprint(loaded), fingerprint(drafting) if drafting is not None else None),
     )
 
 
@@ -106,7 +111,15 @@ def laws_of_models(
         prompts=random_prompts(target.vocab_size, eos_token_ids, seed=seed),
         eos_token_ids=tuple(eos_token_ids),
         detokenize=detokenize,
+        fingerprints=(_bare(target), _bare(draft) if draft is not None else None),
     )
+
+
+def _bare(model: LanguageModel) -> ModelFingerprint:
+    return ModelFingerprint(
+        name=model.name, architecture="table", num_parameters=0, vocab_size=model.vocab_size,
+        weights_sha256="", tokenizer_sha256="", template_sha256="", config_sha256="",
+    )  # fmt: skip
 
 
 def random_prompts(vocab_size: int, eos_token_ids: Sequence[int], *, seed: int) -> tuple[EncodedPrompt, ...]:

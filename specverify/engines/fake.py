@@ -105,13 +105,14 @@ def fake_engine(
     *,
     vocab_size: int = 24,
     seed: int = 0,
+    opposed: bool = False,
     num_speculative_tokens: int = 3,
     max_length: int = 128,
     speculation: bool = True,
     batch_size: int = 1024,
 ) -> FakeEngine:
     """A fake on two laws that follow from the seed."""
-    target, draft = rolling_pair(vocab_size=vocab_size, seed=seed, max_length=max_length)
+    target, draft = rolling_pair(vocab_size=vocab_size, seed=seed, max_length=max_length, opposed=opposed)
     decoder = Decoder(
         target=target,
         drafter=DraftModel(draft, vocab_size) if speculation else NoDraft(vocab_size),
@@ -123,15 +124,16 @@ def fake_engine(
 
 @contextlib.contextmanager
 def opened(settings: EngineSettings) -> Iterator[Engine]:
-    """`EngineFactory`: the folders are left alone, the options are `vocab_size`, `seed` and `fault`."""
+    """`EngineFactory`: the folders are left alone, the options are `vocab_size`, `seed` and `opposed`."""
     options = dict(settings.options)
-    unknown = options.keys() - {"vocab_size", "seed"}
+    unknown = options.keys() - {"vocab_size", "seed", "opposed"}
     if unknown:
-        msg = f"the engine fake has no option '{min(unknown)}'; it takes vocab_size and seed"
+        msg = f"the engine fake has no option '{min(unknown)}'; it takes vocab_size, seed and opposed"
         raise PlanError(msg)
     yield fake_engine(
         vocab_size=int(options.get("vocab_size", 24)),
         seed=int(options.get("seed", 0)),
+        opposed=options.get("opposed", "no") == "yes",
         num_speculative_tokens=settings.num_speculative_tokens,
         max_length=min(settings.max_length, 128),
     )

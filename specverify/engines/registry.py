@@ -59,9 +59,7 @@ def find_engine(name: str) -> EngineFactory:
 
 
 @contextlib.contextmanager
-def opened(
-    name: str, settings: EngineSettings, *, say: Callable[[str], None] = lambda _: None
-) -> Iterator[Engine]:
+def opened(name: str, settings: EngineSettings, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Engine]:
     """The engine of a name; its servers end with the context, whatever happened. What takes long is told to `say`."""
     factory = find_engine(name)
     more: dict[str, Any] = {"say": say} if "say" in inspect.signature(factory).parameters else {}

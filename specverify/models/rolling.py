@@ -123,14 +123,18 @@ class RollingSession:
 
 
 def rolling_pair(
-    *, vocab_size: int = 24, seed: int = 0, sharpness: float = 1.5, disturbed_by: float = 1.2, max_length: int = 256
+    *,
+    vocab_size: int = 24,
+    seed: int = 0,
+    sharpness: float = 1.5,
+    disturbed_by: float = 1.2,
+    opposed: bool = False,
+    max_length: int = 256,
 ) -> tuple[RollingModel, RollingModel]:
-    """Target and draft: random laws in float64, those of the draft disturbed."""
+    """Target and draft: random laws in float64, those of the draft disturbed, or turned round where it is `opposed`."""
     generator = torch.Generator().manual_seed(seed)
     shape = (_NUM_ROWS, vocab_size)
     logits = sharpness * torch.randn(shape, generator=generator, dtype=torch.float64)
     noise = disturbed_by * torch.randn(shape, generator=generator, dtype=torch.float64)
-    return (
-        RollingModel(logits, "rolling target", max_length),
-        RollingModel(logits + noise, "rolling draft", max_length),
-    )
+    drafted = -logits if opposed else logits + noise
+    return RollingModel(logits, "rolling target", max_length), RollingModel(drafted, "rolling draft", max_length)
