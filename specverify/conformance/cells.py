@@ -81,12 +81,12 @@ _NEEDED = ("drafting", "greedy", "lossless")
 
 ENGINE_BUDGETS: dict[str, dict[str, int | float]] = {
     "quick": {
-        "lossless_tokens": 5_000, "parameter_tokens": 400, "greedy_prompts": 12, "first_token_samples": 200,
+        "lossless_tokens": 5_000, "parameter_tokens": 384, "greedy_prompts": 12, "first_token_samples": 200,
         "first_token_prompts": 2, "batch_size": 192, "largest_undetected_shift": 0.1,
         "largest_undetected_shift_per_setting": 0.3,
     },
     "standard": {
-        "lossless_tokens": 30_000, "parameter_tokens": 1_000, "greedy_prompts": 24, "first_token_samples": 600,
+        "lossless_tokens": 30_000, "parameter_tokens": 768, "greedy_prompts": 24, "first_token_samples": 600,
         "first_token_prompts": 2, "batch_size": 480,
     },
     "deep": {

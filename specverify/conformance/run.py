@@ -2,12 +2,13 @@
 
 Note [Pairs of a run]: a near draft is accepted often enough that stops fall at every offset of a block; an opposed one makes
 every leak of the draft large. So all cells run on the near pair, and the law and greedy exactness once more on the opposed
-one, and with one, two, eight and sixteen drafts a step.
+one, and with one, eight and sixteen drafts a step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Arms", "EngineRun", "opened_arms", "run_conformance", "run_engine"]
 
-_DRAFT_COUNTS = (1, 2, 8, 16)
+_DRAFT_COUNTS = (1, 8, 16)
 _VARIED = ("greedy", "lossless")
 """Cells that are held once more with other drafts."""
 _REOPENED = ("reference", "transformers", "transformers-lookup", "fake")
 """Engines of which a second start costs next to nothing."""
-_FEW_TOKENS = 5_000
+_FEW_TOKENS = 2_500
 
 
 def _nobody(sentence: str) -> None:
@@ -129,7 +130,7 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
     """The user's own models, or a calibration pair."""
     given = replace(run.settings, num_speculative_tokens=plan.num_speculative_tokens)
     if not run.calibrated:
-        return given
+        return given if given.eos_token_ids else replace(given, eos_token_ids=_eos_of(given.target))
     if given.url:
         msg = (
             f"the server at {given.url} already has its models, so say which: --target DIR --draft DIR --max-length N; "
@@ -141,6 +142,16 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
         return replace(given, options=tuple(options.items()), eos_token_ids=(0,))
     pair = write_calibration_pair(folder, opposed=opposed, seed=plan.seed, gguf=run.name == "llamacpp")
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
+
+
+def _eos_of(folder: Path) -> tuple[int, ...]:
+    """What the folder says ends a text; a folder that can't be read is refused when the model is loaded."""
+    for name in ("generation_config.json", "config.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            if found is not None:
+                return tuple(found) if isinstance(found, list) else (int(found),)
+    return ()
 
 
 def laws_of(engine: Engine, settings: EngineSettings, plan: Plan) -> Laws:
@@ -169,7 +180,7 @@ def _variants(
     chosen = [cell for cell in CELLS if cell.id in _VARIED and (not plan.only or cell.id in plan.only)]
     if not chosen:
         return
-    few = replace(plan, lossless_tokens=min(_FEW_TOKENS, plan.lossless_tokens), largest_undetected_shift=0.1)
+    few = replace(plan, lossless_tokens=min(_FEW_TOKENS, plan.lossless_tokens), largest_undetected_shift=0.15)
     varied = [("opposed draft", plan, True)]
     varied += [(f"{count} drafts", replace(few, num_speculative_tokens=count), True) for count in _DRAFT_COUNTS]
     for name, its, opposed in varied:

@@ -112,7 +112,7 @@ def _look_at_vocabulary(asking: Asking) -> Seen:
     """`answers` ends the cell at the first id that the target doesn't have."""
     params = replace(_HOT, max_new_tokens=16, eos_token_ids=asking.subject.eos_token_ids)
     traces = asking.answers(
-        [asking.request(one.token_ids, params, name=one.id, num_samples=8) for one in asking.subject.prompts]
+        [asking.request(one.token_ids, params, name=one.id, num_samples=3) for one in asking.subject.prompts]
     )
     tokens = sum(len(trace.token_ids) for trace in traces)
     used = len({token for trace in traces for token in trace.token_ids})

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["finish_of"]
 
 
-def finish_of(token_ids: Sequence[int], params: SamplingParams) -> FinishReason:
-    """From its last token and its length; a stop string, where one was asked, is what else could have ended it.
+def finish_of(token_ids: Sequence[int], params: SamplingParams, *, text: str = "") -> FinishReason:
+    """From its last token, its text where stop strings were asked, and else its length.
 
     >>> from specverify.records import SamplingParams
     >>> str(finish_of([5, 2], SamplingParams(eos_token_ids=(2,))))
@@ -24,6 +24,6 @@ def finish_of(token_ids: Sequence[int], params: SamplingParams) -> FinishReason:
     last = token_ids[-1] if token_ids else None
     if last in params.eos_token_ids:
         return FinishReason.EOS
-    if last in params.stop_token_ids or (params.stop_strings and len(token_ids) < params.max_new_tokens):
+    if last in params.stop_token_ids or any(stop in text for stop in params.stop_strings):
         return FinishReason.STOP
     return FinishReason.LENGTH

@@ -56,12 +56,10 @@ class FunctionEngine:
 
     @cached_property
     def capabilities(self) -> frozenset[Capability]:
-        """Seeds, where it takes one; the other arm, where there is a function for it."""
+        """Seeds, where it takes one; the other arm, where there is a function for it. Stop strings need a text, so never."""
         found = {Capability.SEED} if self._taken is None or "seed" in self._taken else set()
         if self.off is not None:
             found.add(Capability.SPECULATION_SWITCH)
-        if "stop_strings" in inspect.signature(self.function).parameters:
-            found.add(Capability.STOP_STRINGS)
         return frozenset(found)
 
     @cached_property
@@ -82,7 +80,7 @@ class FunctionEngine:
         arguments = {
             field.name: getattr(request.params, field.name)
             for field in dataclasses.fields(request.params)
-            if field.name != "stop_strings" or request.params.stop_strings
+            if field.name != "stop_strings"
         }
         arguments |= {"n": request.num_samples, "seed": request.seed}
         if self._taken is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from specverify.engines import EngineSettings
-    from specverify.records import DecodeRequest, SamplingParams
+    from specverify.records import DecodeRequest, FinishReason, SamplingParams
 
 __all__ = ["TransformersEngine", "assisted", "lookup"]
 
@@ -123,15 +123,19 @@ class TransformersEngine:
             request=request,
             sample=sample,
             token_ids=token_ids,
-            finish=finish_of(token_ids, request.params),
+            finish=self._finish(token_ids, request.params),
             steps=tuple(seen.steps) if sum(step.num_emitted_tokens for step in seen.steps) == len(token_ids) else (),
         )
 
     def _alone(self, request: DecodeRequest) -> Iterator[DecodeTrace]:
         for sample, token_ids in enumerate(self._generate(request, 0, request.num_samples)):
             yield DecodeTrace(
-                request=request, sample=sample, token_ids=token_ids, finish=finish_of(token_ids, request.params)
+                request=request, sample=sample, token_ids=token_ids, finish=self._finish(token_ids, request.params)
             )
+
+    def _finish(self, token_ids: Sequence[int], params: SamplingParams) -> FinishReason:
+        text = str(self.tokenizer.decode(list(token_ids))) if params.stop_strings else ""
+        return finish_of(token_ids, params, text=text)
 
     @torch.inference_mode()
     def _generate(self, request: DecodeRequest, sample: int, num_samples: int, **more: Any) -> list[tuple[int, ...]]:  # noqa: ANN401 - arguments of `generate`
