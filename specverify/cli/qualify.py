@@ -12,7 +12,15 @@ import typer
 from typer import Argument, Option
 
 from specverify.cli.exits import EXIT_CODES, crash_kept_in
-from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
+from specverify.cli.options import (  # noqa: TC001 - typer reads the annotations
+    AsJson,
+    EngineOption,
+    Model,
+    OffEngine,
+    Quiet,
+    Serve,
+    Url,
+)
 from specverify.cli.qualify_engine import EngineCommand, qualify_engine, write_pair
 from specverify.errors import UsageError
 
@@ -35,17 +43,6 @@ TargetFolder = Annotated[
     Option("--target", metavar="DIR", help="The engine's target.  [default: a calibration pair is written]"),
 ]
 DraftFolder = Annotated[Path | None, Option("--draft", metavar="DIR", help="Its draft.")]
-Url = Annotated[str, Option(metavar="U", help="A server that runs already.")]
-Model = Annotated[str, Option(metavar="M", help="Its name for the model.")]
-Serve = Annotated[
-    str, Option(metavar="CMD", help="Starts the server; {port}, {target} and {draft} are filled in. It is ended, too.")
-]
-Settings = Annotated[
-    list[str] | None, Option("--option", metavar="K=V", help="A setting of the engine, by its own name; repeat it.")
-]
-OffEngine = Annotated[
-    str, Option("--off", metavar="ENGINE", help="The engine without speculation, where it can't be switched off.")
-]
 BudgetName = Annotated[str, Option("--budget", metavar="NAME", help="Samples: quick, standard, deep.")]
 OnlyCells = Annotated[
     list[str] | None, Option("--only", metavar="CELL", help="Hold these cells alone; repeat it, or use commas.")
@@ -89,7 +86,7 @@ def qualify(
     url: Url = "",
     model: Model = "",
     serve: Serve = "",
-    option: Settings = None,
+    option: EngineOption = None,
     off: OffEngine = "",
     budget: BudgetName = "standard",
     only: OnlyCells = None,
