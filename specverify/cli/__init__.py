@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
 app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
-app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
+app.command(short_help="Is speculation in an engine sound, or with --rule a verifier lossless?")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
 
 

@@ -35,6 +35,12 @@ def certify(
     branching: options.Branching = None,
     drafter: options.Drafter = "model",
     fault: options.FaultName = "",
+    engine: options.EngineName = "",
+    url: options.Url = "",
+    model: options.Model = "",
+    serve: options.Serve = "",
+    option: options.EngineOption = None,
+    off: options.OffEngine = "",
     device: options.Device = None,
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -54,6 +60,7 @@ def certify(
         target=target, draft=draft, pair=pair, drafter=drafter, rule=rule, fault=fault, prompts=prompts, plan_file=plan,
         num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
+        engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off,
     )  # fmt: skip
     sources, asked = invocation.sources(), invocation.plan()
     folder = invocation.folder(sources, asked)
@@ -102,28 +109,31 @@ def _certified(
 
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
+    from specverify.cli.engine_setup import decoded_by_engine
     from specverify.cli.output import render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
     chosen(plan)
     require_names(invocation, plan)
+    tell = _nobody if quiet else say
     with reserved(folder):
         watch.stage("loading", 1)
-        subject = make_subject(invocation, sources, plan)
-        digests = fingerprints(subject)
-        key = run_key(subject, plan, digests, fault=invocation.fault)
-        store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
-        watch.advance()
-        certificate = certified(
-            subject,
-            plan,
-            watch=watch,
-            store=store,
-            fault=invocation.fault,
-            trust_remote_code=invocation.trust_remote_code,
-            digests=digests,
-        )
+        loaded = make_subject(invocation, sources, plan)
+        digests = fingerprints(loaded)
+        with decoded_by_engine(invocation, sources, loaded, plan, say=tell) as subject:
+            key = run_key(subject, plan, digests, fault=invocation.fault)
+            store = FileStore(folder, key, resume=resume, say=tell)
+            watch.advance()
+            certificate = certified(
+                subject,
+                plan,
+                watch=watch,
+                store=store,
+                fault=invocation.fault,
+                trust_remote_code=invocation.trust_remote_code,
+                digests=digests,
+            )
         certificate = replace(certificate, command=invocation.whole_command())
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate))
