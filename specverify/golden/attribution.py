@@ -77,7 +77,8 @@ def _headline(
     if unused:
         return f"{len(unused)} recorded prompts are asked for no more, the first is {unused[0]!r}"
     left_out = [each.layer.value for each in layers if each.change is Change.NOT_COMPARED]
-    return f"nothing changed{f', as far as it could be compared (not: {chr(44).join(left_out)})' if left_out else ''}"
+    limits = f", as far as it can be compared (not compared: {', '.join(left_out)})" if left_out else ""
+    return f"nothing changed{limits}"
 
 
 def _matters(by_layer: dict[Layer, LayerVerdict]) -> str:

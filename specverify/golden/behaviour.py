@@ -7,6 +7,7 @@ so the e-process over them is evidence at any time that it is another, and the r
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,17 @@ def behaviour_of(pair: Pair, old: Golden, asked: Asked, params: SamplingParams) 
         for request in requests_of_samples(asked)
         for number, sample in enumerate(recorded[request.prompt_id])
     ]
-    unread = sum(len(trace.token_ids) for trace in traces if not _readable(trace, pair))
+    lost = [sample for name, samples in recorded.items() if name not in asked.prompts for sample in samples]
+    unread = sum(len(sample.token_ids) for sample in lost)
+    unread += sum(len(trace.token_ids) for trace in traces if not _readable(trace, pair))
     scored = score([trace for trace in traces if _readable(trace, pair)], target=pair.target.model)
+    if not len(scored):
+        return Behaviour(log10_e=math.inf, likeliest="unreadable ids", num_tokens=unread, num_impossible=unread)
     inside = scored.where(scored["edge"] <= 0)
     process = e_process(inside)
     impossible = int((scored["edge"] > _EDGE).sum()) + unread
     return Behaviour(
-        log10_e=float("inf") if impossible else process.log10_max,
+        log10_e=math.inf if impossible else process.log10_max,
         likeliest=process.likeliest,
         num_tokens=len(scored) + unread,
         num_impossible=impossible,

@@ -42,6 +42,7 @@ def record(
     *,
     name: str,
     provenance: Provenance,
+    max_new_tokens: int = MAX_NEW_TOKENS,
     engine: Engine | None = None,
     watch: Watch | None = None,
 ) -> Recording:
@@ -54,7 +55,7 @@ def record(
             provenance=provenance,
             seed=SEED,
             num_speculative_tokens=NUM_SPECULATIVE_TOKENS,
-            max_new_tokens=MAX_NEW_TOKENS,
+            max_new_tokens=max_new_tokens,
             engine=engine,
             watch=watch,
         )

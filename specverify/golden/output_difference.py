@@ -53,8 +53,8 @@ def _noise(old: Recording, new: Recording) -> _Noise:
     table = max(ALLOWED[_dtype(each)] for each in (old, new))
     largest = max(table, 2 * max(each.largest for each in measured))
     rounding = max(each.margin_sd for each in measured)
-    distance = float(np.nanmean(tv_distance(old, new))) if len(old.arrays["laws.best"]) else 0.0
-    return _Noise(largest=largest, share=distance + rounding)
+    distance = _mean(tv_distance(old, new))
+    return _Noise(largest=largest, share=(0.0 if math.isnan(distance) else distance) + rounding)
 
 
 def _dtype(recording: Recording) -> str:
@@ -173,7 +173,7 @@ def decoder_verdict(old: Recording, new: Recording, *, explained: str) -> LayerV
         "acceptance_rate_now": new.golden.acceptance_rate,
     }
     text = f"{len(parted)} of {len(texts)} texts have other ids or steps"
-    if not wide and len(parted) <= allowed:
+    if not parted or not (explained or wide or len(parted) > allowed):
         more = f"; rounding explains up to {allowed}" if parted else ""
         return LayerVerdict(
             layer=Layer.DECODER, change=Change.UNCHANGED, verdict=Verdict.PASS, summary=text + more,
