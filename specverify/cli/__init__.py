@@ -10,6 +10,7 @@ import typer
 
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
+from specverify.cli.compare import compare
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
 from specverify.cli.golden import app as golden
@@ -34,6 +35,7 @@ app.command(short_help="Count false alarms over many runs without a fault.")(cal
 app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
 app.add_typer(golden, name="golden")
+app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,8 @@ from specverify.verification.rules import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from specverify.engines import Engine
     from specverify.models.loading import Pair
@@ -74,24 +76,26 @@ def decoded(engine: Engine, pair: Pair, asked: Asked) -> Decoded:
     samples: dict[str, list[DecodedSample]] = defaultdict(list)
     for trace in sampled:
         samples[trace.request.prompt_id].append(_sample(trace))
+    overlap, owners = _overlap(pair, sampled)
     prompts = {
         one.request.prompt_id: DecodedPrompt(
-            target_only=one.token_ids, greedy=_sample(other), sampled=tuple(samples[one.request.prompt_id])
+            target_only=one.token_ids,
+            greedy=_sample(other),
+            sampled=tuple(samples[one.request.prompt_id]),
+            expected_acceptance=_mean(overlap[owners == one.request.prompt_id]),
         )
         for one, other in zip(alone, fast, strict=True)
     }
     return Decoded(
         prompts=prompts,
         acceptance_rate=count(sampled).acceptance_rate,
-        expected_acceptance=_expected(pair, sampled),
+        expected_acceptance=_mean(overlap),
         sampled=tuple(sampled),
     )
 
 
 def requests_of_samples(asked: Asked) -> list[DecodeRequest]:
     """The requests behind the sampled texts; scoring recorded texts asks under the same names."""
-    from dataclasses import replace  # noqa: PLC0415
-
     params = replace(asked.params, max_new_tokens=asked.max_new_tokens, eos_token_ids=asked.eos_token_ids)
     return _requests(asked, params, "sampled", num_samples=SAMPLES)
 
@@ -122,9 +126,14 @@ def _sample(trace: DecodeTrace) -> DecodedSample:
     )
 
 
-def _expected(pair: Pair, sampled: Sequence[DecodeTrace]) -> float:
-    """Mean Σ min(p, q) over the sampled texts."""
+def _overlap(pair: Pair, sampled: Sequence[DecodeTrace]) -> tuple[NDArray[np.float64], NDArray[np.str_]]:
+    """Σ min(p, q) of each sampled token, and the prompt that it belongs to."""
     if pair.draft is None:
-        return float("nan")
+        return np.empty(0), np.empty(0, np.str_)
     scored = score(sampled, target=pair.target.model, draft=pair.draft.model)
-    return float(np.mean(scored["overlap"])) if len(scored) else float("nan")
+    names = np.array([trace.request.prompt_id for trace in sampled], dtype=np.str_)
+    return scored["overlap"], names[scored["trace"].astype(np.int64)] if len(scored) else names[:0]
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")

@@ -169,6 +169,8 @@ class DecodedPrompt:
     """Greedy, without speculation."""
     greedy: DecodedSample
     sampled: tuple[DecodedSample, ...] = ()
+    expected_acceptance: float = float("nan")
+    """Mean Σ min(p, q) over the sampled texts; NaN without a draft's law."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def test_two_writes_are_the_same_bytes(recorded: Recorded, tmp_path: Path) -> No
 
 def test_a_missing_golden_names_the_command(tmp_path: Path) -> None:
     """Which records it."""
-    with pytest.raises(OutputError, match="there is no golden in .*; record one: specverify golden record"):
+    with pytest.raises(OutputError, match=r"there is no golden in .*; record one: specverify golden record"):
         read_recording(tmp_path, command=COMMAND)
 
 
@@ -60,7 +60,7 @@ def test_halves_of_two_goldens_are_refused(recorded: Recorded, tmp_path: Path, n
     """`golden.json` has the digests of the other files."""
     write_recording(tmp_path, recorded.recording)
     (tmp_path / name).write_bytes(b"another")
-    with pytest.raises(OutputError, match="is not the file that golden.json was written with"):
+    with pytest.raises(OutputError, match=r"is not the file that golden\.json was written with"):
         read_recording(tmp_path, command=COMMAND)
     (tmp_path / name).unlink()
     with pytest.raises(OutputError, match=f"lacks {name}"):
