@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specverify.records import Prompt
     from specverify.watch import Watch
 
-__all__ = ["GoldenRequest", "app"]
+__all__ = ["MAX_PROMPTS", "GoldenRequest", "app", "checked", "has_new", "record_golden"]
 
 MAX_PROMPTS = 12
 
@@ -130,7 +130,7 @@ def record(
     )  # fmt: skip
     _require_reason(reason)
     with crash_kept_in(Path("specverify-out")):
-        number = _record(request, reason, update=update, watch=_watch(quiet=quiet, as_json=as_json))
+        number = record_golden(request, reason, update=update, watch=_watch(quiet=quiet, as_json=as_json))
     if as_json:
         typer.echo(json.dumps({"golden": str(request.folder), "recorded_prompts": number}))
     else:
@@ -184,7 +184,19 @@ def checked(request: GoldenRequest, *, watch: Watch) -> GoldenReport:
         watch.close()
 
 
-def _record(request: GoldenRequest, reason: str, *, update: bool, watch: Watch) -> int:
+def has_new(request: GoldenRequest) -> bool:
+    """Whether some prompt has no golden yet, and none is recorded with another text."""
+    from specverify.golden import job
+    from specverify.golden_file import read_recording, recorded
+
+    if not recorded(request.folder):
+        return True
+    old = read_recording(request.folder, command=request.command("record")).golden
+    missing, unused = job.missing_and_unused(old, request.asked())
+    return bool(missing) and not set(missing) & set(unused)
+
+
+def record_golden(request: GoldenRequest, reason: str, *, update: bool, watch: Watch) -> int:
     """Prompts recorded: all of them, or with a golden there and no `--update` the new ones."""
     from specverify.cli.output import reserved
     from specverify.golden import job
