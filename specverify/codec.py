@@ -271,7 +271,7 @@ _RANGES: dict[str, _Range] = {
     "num_speculative_tokens": _Range(1, 64),
     "false_fail_rate": _RATE,
     "false_pass_rate": _RATE,
-    **dict.fromkeys(("largest_undetected_shift", "largest_undetected_shift_per_setting"), _RATE),
+    **dict.fromkeys((name for name in Plan.__dataclass_fields__ if name.startswith("largest_undetected")), _RATE),
     "minimum_speedup": _Range(0),
     "minimum_acceptance": _SHARE,
     "params.temperature": _Range(0),

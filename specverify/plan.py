@@ -59,6 +59,8 @@ class Plan:
     """A pass whose stream could hide a larger shift of the mean PIT law (Kolmogorov distance) is INCONCLUSIVE."""
     largest_undetected_shift_per_setting: float = 0.2
     """The same of each setting of the parameter grid, which has fewer tokens."""
+    largest_undetected_acceptance: float = 0.1
+    """A pass that could hide a larger difference between measured and expected acceptance is INCONCLUSIVE."""
     minimum_speedup: float = 1.0
     """Below this the pair is refused a rollout on cost."""
     minimum_acceptance: float = 0.0

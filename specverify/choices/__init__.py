@@ -65,11 +65,16 @@ class Choices(Protocol):
         ...
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
         """One id from each row's law: the argmin of Exp(1) noise over probability [Daliri2024].
 
-        The noise is the position's, whatever the law and the step: two laws at one position run the same race.
+        The noise is the position's, whatever the law and the step: two laws at one position run the same race. `guesses`
+        says what it says to `draw`.
         """
         ...
 
