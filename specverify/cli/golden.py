@@ -92,15 +92,17 @@ class GoldenRequest:
             trust_remote_code=self.trust_remote_code,
         )
 
-    def command(self, verb: str) -> str:
-        """The command line."""
+    def command(self, verb: str, *, reason: str = "", update: bool = False) -> str:
+        """The command line; to record, with a place for the reason where none is given."""
         words = ["specverify", "golden", verb, *(word for word in (self.target, self.draft) if word is not None)]
         usual = GoldenRequest()
         for name in ("drafter", "prompts", "goldens", "name", "max_prompts", "device", "dtype"):
             if getattr(self, name) != getattr(usual, name):
                 words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         words += ["--trust-remote-code"] if self.trust_remote_code else []
-        return shlex.join(words) + (" --reason TEXT" if verb == "record" else "")
+        words += ["--update"] if update else []
+        words += ["--reason", reason or "TEXT"] if verb == "record" else []
+        return shlex.join(words)
 
 
 @app.command()
@@ -215,7 +217,12 @@ def record_golden(request: GoldenRequest, reason: str, *, update: bool, watch: W
         pair = request.load()
         watch.stage("golden", job.STAGES if old is None else 2 * job.STAGES)
         dtype = request.dtype or "float32"
-        by = job.provenance(pair.target.model.device, dtype, command=request.command("record"), reason=reason)
+        by = job.provenance(
+            pair.target.model.device,
+            dtype,
+            command=request.command("record", reason=reason, update=update),
+            reason=reason,
+        )
         try:
             if old is not None:
                 _require_unchanged(job.check(pair, old, provenance=by, watch=watch), request)
@@ -232,7 +239,7 @@ def _new_ones(old: Recording, asked: tuple[Prompt, ...], request: GoldenRequest)
 
     missing, unused = job.missing_and_unused(old.golden, asked)
     changed = sorted(set(missing) & set(unused))
-    command = f"{request.command('record')} --update"
+    command = request.command("record", update=True)
     if changed:
         msg = f"the prompt {changed[0]!r} is recorded with another text; record again: {command}"
         raise OutputError(msg)
@@ -249,7 +256,7 @@ def _require_unchanged(report: GoldenReport, request: GoldenRequest) -> None:
     if report.causes:
         msg = (
             f"new prompts can't be added to {request.folder}: {report.headline}; "
-            f"to record all again: {request.command('record')} --update"
+            f"to record all again: {request.command('record', update=True)}"
         )
         raise OutputError(msg)
 

@@ -35,7 +35,7 @@ def _lines(report: GoldenReport, record_command: str) -> Iterator[str]:
     if report.missing:
         yield f"\n  no golden yet for {', '.join(report.missing)}; record: {record_command}"
     if report.unused:
-        yield f"\n  unused: {', '.join(report.unused)} is asked for no more; record again: {record_command} --update"
+        yield f"\n  unused: {', '.join(report.unused)} is asked for no more; record again with --update: {record_command}"
 
 
 def _said(layer: LayerVerdict) -> str:
