@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAFTERS", "Invocation", "Sources", "require_known"]
 
-DRAFTERS = ("model", "prompt-lookup")
-"""Where `--drafter` takes drafts from."""
+DRAFTERS = ("model", "prompt-lookup", "shared-ids", "text")
+"""Where `--drafter` takes drafts from: the last two are a draft model with another tokenizer than the target's."""
 
 
 @dataclass(frozen=True, kw_only=True)
