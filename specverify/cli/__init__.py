@@ -10,8 +10,10 @@ import typer
 
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
+from specverify.cli.compare import compare
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
+from specverify.cli.golden import app as golden
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
 from specverify.cli.qualify import qualify
 
@@ -32,6 +34,8 @@ app.command(short_help="Certify a target and a draft; without arguments, the emb
 app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
 app.command(short_help="Is speculation in an engine sound, or with --rule a verifier lossless?")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
+app.add_typer(golden, name="golden")
+app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
 
 
 @app.command()
