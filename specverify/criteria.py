@@ -38,7 +38,7 @@ def _shares(tokens: Int[np.ndarray, " n"], vocab_size: int) -> Float[np.ndarray,
 
 
 def distance_ratio(tokens: Int[np.ndarray, " n"], law: Float[np.ndarray, " vocab"], *, seed: int = 0) -> bool:
-    """vLLM's rejection sampler test: with 10^4 times the samples the empirical law is over 20 times nearer to the target.
+    """VLLM's rejection sampler test: with 10^4 times the samples the empirical law is over 20 times nearer to the target.
 
     Nearer by the Euclidean distance, and relative to how it moves towards a hundred random laws.
     """
@@ -54,9 +54,7 @@ def distance_ratio(tokens: Int[np.ndarray, " n"], law: Float[np.ndarray, " vocab
     return nearer > _IMPROVEMENT * to_references[0] / to_references[-1]
 
 
-def close_kl(
-    tokens: Int[np.ndarray, " n"], regular: Int[np.ndarray, " n"], law: Float[np.ndarray, " vocab"]
-) -> bool:
+def close_kl(tokens: Int[np.ndarray, " n"], regular: Int[np.ndarray, " n"], law: Float[np.ndarray, " vocab"]) -> bool:
     """TensorRT-LLM's rejection sampling test: |KL(target, speculative) - KL(target, regular)| < 0.01, by histograms.
 
     Over the likeliest ids and all others as one cell: with an empty cell the divergence would be infinite.
@@ -91,7 +89,7 @@ def same_texts(on: Sequence[Sequence[int]], off: Sequence[Sequence[int]], *, lea
 
 
 def close_acceptance_length(measured: float, baseline: float, *, relative: float = 0.02) -> bool:
-    """vLLM's end-to-end test: the mean acceptance length lies within 2 % of the recorded one."""
+    """VLLM's end-to-end test: the mean acceptance length lies within 2 % of the recorded one."""
     return abs(measured - baseline) <= relative * baseline
 
 

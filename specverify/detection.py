@@ -4,7 +4,7 @@ Note [Detection]: every fault is planted in the reference decoder over a real pa
 in all ways: by the e-process of the `lossless` check, which may be looked at after each token; by tests of a fixed number of
 tokens (KS and chi-square of the PIT, chi-square of one context, MMD against target-only text), which are given the first
 number on a grid at which they reject, though nobody may look that often; and by the criteria that public engines use. The
-first run of a fault is decoded to the whole budget, for all of them; the other runs end with the proof of the e-process.
+first stream of a fault is as long as those need; after that, and in all others, a stream ends with the proof of the e-process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specverify.faults import FAULTS, Fault
 from specverify.faults.rule import rule
 from specverify.records import SamplingParams, count
 from specverify.scoring import ScoredTraces, score
-from specverify.stages import Role
+from specverify.stages import STAGE_FAULTS, Role
 from specverify.statistics.categorical import chi_square
 from specverify.statistics.two_sample import bigram_gram, mmd
 from specverify.statistics.uniformity import chi_square_uniform, kolmogorov_smirnov
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from specverify.checks.check import Round
     from specverify.plan import Plan
     from specverify.records import DecodeTrace
     from specverify.subject import Subject
@@ -52,27 +53,31 @@ _RATE = 1e-6
 _MMD_RATE = 1e-3
 """MMD's p-value comes from permutations: 1e-6 would need a million of them at each number of texts."""
 _GRID = tuple(round(100 * 2 ** (step / 2)) for step in range(22))
-_ROUND_PROMPTS = 16
-_ROUND_TOKENS = 32
-_CONTEXTS = 8
+_ROUND_PROMPTS = 32
+_ROUND_TOKENS = 24
+_CONTEXTS = 4
 """At which the TV distance is computed."""
 _GREEDY_PROMPTS = 16
 
 _ACCEPTED_MORE = "drafts accepted more often than min(1, p/q)"
-_NOT_RESIDUAL = STAGES["pit_residual"]
-_NOT_REPORTED = STAGES["pit_draft"]
+_NOT_RESIDUAL, _USED_NOISE = STAGES["pit_residual"], STAGES["pit_residual_id"]
+_NOT_REPORTED, _NOT_BONUS = STAGES["pit_draft"], STAGES["pit_bonus"]
+(
+    _SHARPER, _FLATTER, _TRUNCATED, _ACCEPTED_BY_DRAFT, _INFLATED, _FROM_TARGET, _NOT_CLAMPED, _REJECTING_NOISE,
+    _DRAFTING_NOISE, _BONUS_FROM_DRAFT,
+) = STAGE_FAULTS  # fmt: skip
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "residual-from-target": (_NOT_RESIDUAL, "residual drawn from the target"),
+    "residual-from-target": (_FROM_TARGET, _NOT_RESIDUAL, "residual drawn from the target"),
     "residual-wrong-row": (_NOT_RESIDUAL,),
-    "residual-not-clamped": (_NOT_RESIDUAL, "residual not clamped at zero"),
-    "bonus-from-draft": (STAGES["pit_bonus"],),
-    "draft-temperature": (_NOT_REPORTED, "draft sharper than reported"),
-    "raw-draft-probs": (_NOT_REPORTED, "draft truncated, raw law reported"),
-    "accept-noise-in-residual": (STAGES["pit_residual_id"], "acceptance noise reused in the residual"),
-    "draft-noise-in-residual": ("draft noise reused in the residual",),
-    "draft-noise-in-accept": ("draft noise reused in acceptance",),
-    "ratio-inflated": (_ACCEPTED_MORE,),
+    "residual-not-clamped": (_NOT_CLAMPED, _NOT_RESIDUAL, "residual not clamped at zero"),
+    "bonus-from-draft": (_BONUS_FROM_DRAFT, _NOT_BONUS),
+    "draft-temperature": (_SHARPER, _NOT_REPORTED, "draft sharper than reported"),
+    "raw-draft-probs": (_TRUNCATED, _NOT_REPORTED, "draft truncated, raw law reported"),
+    "accept-noise-in-residual": (_REJECTING_NOISE, _USED_NOISE, "acceptance noise reused in the residual"),
+    "draft-noise-in-residual": (_DRAFTING_NOISE, _USED_NOISE, "draft noise reused in the residual"),
+    "draft-noise-in-accept": (_ACCEPTED_BY_DRAFT, "draft noise reused in acceptance"),
+    "ratio-inflated": (_INFLATED, _ACCEPTED_MORE),
     "typical-acceptance": (_ACCEPTED_MORE,),
     "threshold-acceptance": (_ACCEPTED_MORE,),
     "accept-or-equal": (),
@@ -182,9 +187,9 @@ def _mmd_rejects(seen: _Seen, num_tokens: int) -> bool:
 FIXED_TESTS: dict[str, Callable[[_Seen, int], bool]] = {
     "KS of the PIT": _pit(lambda values: kolmogorov_smirnov(values).p_value),
     "chi-square of the PIT": _pit(lambda values: chi_square_uniform(values).p_value),
-    "chi-square of one context": lambda seen, n: chi_square(
-        np.bincount(seen.first[:n], minlength=len(seen.law)), seen.law
-    ).p_value <= _RATE,
+    "chi-square of one context": lambda seen, n: (
+        chi_square(np.bincount(seen.first[:n], minlength=len(seen.law)), seen.law).p_value <= _RATE
+    ),
     "MMD of bigrams": _mmd_rejects,
 }
 """Whether the first n tokens are rejected: at 1e-6 (MMD at 1e-3)."""
@@ -207,37 +212,45 @@ CRITERIA: dict[str, Callable[[_Seen], bool]] = {
 
 
 def detections(
-    subject: Subject, plan: Plan, faults: Sequence[Fault], *, tokens: int, runs: int, watch: Watch | None = None
+    subject: Subject,
+    plan: Plan,
+    faults: Sequence[Fault],
+    *,
+    tokens: int,
+    compared: int,
+    runs: int,
+    watch: Watch | None = None,
 ) -> Iterator[Detection]:
     """The healthy decoder, then each fault; every one as it is done.
 
-    `tokens` is the budget of every test. Raises `PlanError` where the subject isn't a reference decoder with a draft model.
+    `tokens` is the budget of the e-process, `compared` that of every other test, and of the healthy decoder. Raises `PlanError` where the subject isn't a reference decoder with a draft model.
     """
     if subject.decoder is None or subject.draft is None:
         msg = "faults are planted in the reference decoder with a draft model; leave out --drafter"
         raise PlanError(msg)
     watch = Silent() if watch is None else watch
     watch.stage("faults", len(faults) + 1)
-    alone = _alone(subject, plan, tokens)
-    first_alone = _first_tokens(subject, plan, tokens, speculation=False)
+    alone = _alone(subject, plan, compared)
+    first_alone = _first_tokens(subject, plan, compared, speculation=False)
     greedy_alone = _greedy(subject, plan, speculation=False)
     baseline = math.nan
     for fault in (None, *faults):
         asked_of = subject if fault is None else fault.plant(subject)
-        stream = _stream(asked_of, plan, tokens, run=0, until_proof=False)
+        most = compared if fault is None else max(tokens, compared)
+        stream = _stream(asked_of, plan, run=0, least=compared, most=most)
         length = count(stream.traces).mean_acceptance_length
         baseline = length if fault is None else baseline
         seen = _Seen(
-            stream, alone, _first_tokens(asked_of, plan, tokens), first_alone, _first_law(subject, plan),
+            stream, alone, _first_tokens(asked_of, plan, compared), first_alone, _first_law(subject, plan),
             (_greedy(asked_of, plan), greedy_alone), length, baseline,
         )  # fmt: skip
         name = "" if fault is None else fault.name
-        others = [_stream(asked_of, plan, tokens, run=run, until_proof=True) for run in range(1, runs)]
+        others = [_stream(asked_of, plan, run=run, least=0, most=most) for run in range(1, runs)]
         yield Detection(
             fault=name,
             tv=_tv(asked_of, stream, name),
             runs=tuple(_run(each, name) for each in (stream, *others)),
-            fixed={test: _first_rejection(rejects, seen, tokens) for test, rejects in FIXED_TESTS.items()},
+            fixed={test: _first_rejection(rejects, seen, compared) for test, rejects in FIXED_TESTS.items()},
             failed={criterion: not passes(seen) for criterion, passes in CRITERIA.items()},
         )
         watch.advance()
@@ -261,25 +274,28 @@ def _run(stream: ScoredTraces, fault: str) -> Run:
     )
 
 
-def _stream(subject: Subject, plan: Plan, tokens: int, *, run: int, until_proof: bool) -> ScoredTraces:
-    """Text after the prompts, a few of them a round, cut at the budget."""
-    scored = ScoredTraces()
-    number = 0
-    while len(scored) < tokens:
+def _stream(subject: Subject, plan: Plan, *, run: int, least: int, most: int) -> ScoredTraces:
+    """Text after the prompts, some of them a round: at least so many tokens, and then until there is proof."""
+    scored, number = ScoredTraces(), 0
+    while len(scored) < least or (len(scored) < most and not _proved(scored)):
         traces = list(subject.engine.decode(_round(subject, plan, f"detection/{run}", number)))
         scored = scored.merge(
             score(traces, target=subject.target, draft=subject.draft, stages=True, workers=subject.workers)
         )
         number += 1
-        if until_proof and e_process(scored).first_crossing(PROOF) is not None:
-            break
-    return scored.where(np.arange(len(scored)) < tokens)
+    return scored.where(np.arange(len(scored)) < most)
 
 
-def _round(subject: Subject, plan: Plan, purpose: str, number: int, *, speculation: bool = True):  # noqa: ANN202 - a round
+def _proved(scored: ScoredTraces) -> bool:
+    return len(scored) > 0 and e_process(scored).first_crossing(PROOF) is not None
+
+
+def _round(subject: Subject, plan: Plan, purpose: str, number: int, *, speculation: bool = True) -> Round:
     """Requests of a few prompts, the next ones in each round; every prompt has come up before one comes up again."""
     prompts = subject.prompts
-    chosen = [prompts[(number * _ROUND_PROMPTS + place) % len(prompts)] for place in range(min(_ROUND_PROMPTS, len(prompts)))]
+    chosen = [
+        prompts[(number * _ROUND_PROMPTS + place) % len(prompts)] for place in range(min(_ROUND_PROMPTS, len(prompts)))
+    ]
     params = replace(sampling(subject, plan), max_new_tokens=_ROUND_TOKENS)
     return asked(f"{purpose}/{number}", plan, chosen, params, speculation=speculation)
 
@@ -296,7 +312,9 @@ def _alone(subject: Subject, plan: Plan, tokens: int) -> list[DecodeTrace]:
 
 def _first_tokens(subject: Subject, plan: Plan, tokens: int, *, speculation: bool = True) -> NDArray[np.int64]:
     """The first token after one prompt, as many times as the budget has tokens."""
-    params = replace(sampling(subject, plan), max_new_tokens=2 if speculation else 1)  # two, so that the first is drafted
+    params = replace(
+        sampling(subject, plan), max_new_tokens=2 if speculation else 1
+    )  # two, so that the first is drafted
     [prompt] = subject.prompts[:1]
     requests = asked("detection/first", plan, [prompt], params, num_samples=tokens, speculation=speculation)
     return np.array([trace.token_ids[0] for trace in subject.engine.decode(requests)])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepDistance", "step_distance"]
 
-_MOST_DRAFTS = 384
+_MOST_DRAFTS = 256
 """Ids that are tried as the draft, the likeliest first; of the others the rule is taken for right."""
 
 
@@ -124,9 +124,7 @@ def _tv(one: Float[Tensor, " vocab"], other: Float[Tensor, " vocab"]) -> float:
     return float((one - other).abs().sum() / 2)
 
 
-def _captured(
-    decoder: Decoder, context: tuple[int, ...], drafts: Int[Tensor, " rows"], *, accepts: bool
-) -> _Captured:
+def _captured(decoder: Decoder, context: tuple[int, ...], drafts: Int[Tensor, " rows"], *, accepts: bool) -> _Captured:
     """One step with one draft in each row, and the token after it."""
     captured = _Captured(drafts, accepts)
     request = DecodeRequest(id="step", prompt_ids=context, params=SamplingParams(max_new_tokens=2))

@@ -8,6 +8,7 @@ That alone makes both tests here exact: the bets on the signs at every time, the
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def sign_bets(differences: Float[np.ndarray, " pairs"]) -> Float[np.ndarray, " p
     """Bets on "the first of a pair scores more" and on "less", mixed evenly, as a path of log10 e.
 
     Given its size a difference of exchangeable texts has either sign with probability ½, so exp(x) / cosh(x) has
-    expectation 1 for any multiple x of it [delaPena1999]. The multiple is a tilt over the root mean square so far, which
+    expectation 1 for any multiple x of it [DeLaPena1999]. The multiple is a tilt over the root mean square so far, which
     looks at sizes only. Raises `InternalError` for a difference that isn't finite.
     """
     if not np.isfinite(differences).all():
@@ -69,7 +70,7 @@ def mmd(
     resamples: int = 999,
     seed: int = 0,
 ) -> MMD:
-    """Whether two arms differ, by a kernel of the texts [GaoLiangGuestrin2024]: arms are permuted within each prompt.
+    """Whether two arms differ, by a kernel of the texts [Gao2025]: arms are permuted within each prompt.
 
     Of all tests here the weakest: 60 to 250 times the tokens that scores need. For engines of which nothing else is known.
     """
@@ -90,7 +91,7 @@ def mmd(
 
 
 def hamming_gram(texts: Sequence[Sequence[int]]) -> Float[np.ndarray, "n n"]:
-    """k(x, y): at how many places two texts have the same id [GaoLiangGuestrin2024]."""
+    """k(x, y): at how many places two texts have the same id [Gao2025]."""
     longest = max(map(len, texts), default=0)
     padded = np.full((len(texts), longest), -1)
     for row, ids in enumerate(texts):
@@ -106,7 +107,7 @@ def bigram_gram(texts: Sequence[Sequence[int]]) -> Float[np.ndarray, "n n"]:
     numbers: dict[tuple[int, ...], int] = {}
     rows = []
     for ids in texts:
-        grams = [(token,) for token in ids] + list(zip(ids, ids[1:], strict=False))
+        grams = [(token,) for token in ids] + list(itertools.pairwise(ids))
         rows.append([numbers.setdefault(gram, len(numbers)) for gram in grams])
     features = np.zeros((len(texts), max(1, len(numbers))), dtype=np.float32)
     for row, those in enumerate(rows):
