@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +31,7 @@ from specverify.statistics.categorical import chi_square
 from specverify.statistics.two_sample import bigram_gram, mmd
 from specverify.statistics.uniformity import chi_square_uniform, kolmogorov_smirnov
 from specverify.step_law import step_distance
-from specverify.verification.lossy import LOSSY
+from specverify.verification.lossy import LOSSY, above_threshold
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
@@ -63,13 +64,13 @@ _ACCEPTED_MORE = "drafts accepted more often than min(1, p/q)"
 _NOT_RESIDUAL, _USED_NOISE = STAGES["pit_residual"], STAGES["pit_residual_id"]
 _NOT_REPORTED, _NOT_BONUS = STAGES["pit_draft"], STAGES["pit_bonus"]
 (
-    _SHARPER, _FLATTER, _TRUNCATED, _ACCEPTED_BY_DRAFT, _INFLATED, _FROM_TARGET, _NOT_CLAMPED, _REJECTING_NOISE,
-    _DRAFTING_NOISE, _BONUS_FROM_DRAFT,
+    _SHARPER, _FLATTER, _TRUNCATED, _ACCEPTED_BY_DRAFT, _INFLATED, _TYPICAL, _THRESHOLD, _FROM_TARGET, _NOT_CLAMPED,
+    _OTHER_ROW, _REJECTING_NOISE, _DRAFTING_NOISE, _BONUS_FROM_DRAFT,
 ) = STAGE_FAULTS  # fmt: skip
 
 NAMES: dict[str, tuple[str, ...]] = {
     "residual-from-target": (_FROM_TARGET, _NOT_RESIDUAL, "residual drawn from the target"),
-    "residual-wrong-row": (_NOT_RESIDUAL,),
+    "residual-wrong-row": (_OTHER_ROW, _NOT_RESIDUAL),
     "residual-not-clamped": (_NOT_CLAMPED, _NOT_RESIDUAL, "residual not clamped at zero"),
     "bonus-from-draft": (_BONUS_FROM_DRAFT, _NOT_BONUS),
     "draft-temperature": (_SHARPER, _NOT_REPORTED, "draft sharper than reported"),
@@ -78,23 +79,23 @@ NAMES: dict[str, tuple[str, ...]] = {
     "draft-noise-in-residual": (_DRAFTING_NOISE, _USED_NOISE, "draft noise reused in the residual"),
     "draft-noise-in-accept": (_ACCEPTED_BY_DRAFT, "draft noise reused in acceptance"),
     "ratio-inflated": (_INFLATED, _ACCEPTED_MORE),
-    "typical-acceptance": (_ACCEPTED_MORE,),
-    "threshold-acceptance": (_ACCEPTED_MORE,),
+    "typical-acceptance": (_TYPICAL,),
+    "threshold-acceptance": (_THRESHOLD, _ACCEPTED_MORE),
     "accept-or-equal": (),
 }
 """Structured faults, and what a verdict may call each: the line of code that is wrong, or the fault itself."""
 
-_THRESHOLD = Fault(
+_BY_THRESHOLD = Fault(
     name="threshold-acceptance",
-    stands_for="drafts are accepted from a target probability of 0.3 on, whatever the draft's",
+    stands_for="drafts are accepted from a target probability of 0.1 on, whatever the draft's",
     caught_by=("exactness", "lossless"),
-    apply=rule(LOSSY["threshold"]),
+    apply=rule(replace(LOSSY["threshold"], accepts=partial(above_threshold, least=0.1))),
 )
 
 
 def known_faults(names: Sequence[str] = ()) -> tuple[Fault, ...]:
     """The structured faults of these names, or all. Raises `PlanError` for another."""
-    by_name = {fault.name: fault for fault in (*FAULTS, _THRESHOLD) if fault.name in NAMES}
+    by_name = {fault.name: fault for fault in (*FAULTS, _BY_THRESHOLD) if fault.name in NAMES}
     for name in names:
         if name not in by_name:
             msg = f"'{name}' is none of the structured faults: {', '.join(NAMES)}"

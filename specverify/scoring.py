@@ -162,7 +162,7 @@ def _score_chunk(
         if stages and q is not None and sampled:
             there = {name: values.to(p.device) for name, values in here.items()}
             columns |= stage_columns(p[rows], q[rows], there)
-            ratios |= stage_ratios(p[rows], q[rows], there)
+            ratios |= stage_ratios(p[rows], q[rows], {**there, "entropy": columns["entropy"]})
         parts.append((columns, ratios))
     return parts
 

@@ -129,7 +129,8 @@ def rows(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 def ratios_of(p: torch.Tensor, q: torch.Tensor, token: int, drafted: int, role: Role) -> dict[str, torch.Tensor]:
     """The bets where every context draws the same."""
     columns = {"token": token, "drafted": drafted, "role": role}
-    return stage_ratios(p, q, {name: torch.full((len(p),), value) for name, value in columns.items()})
+    where = {name: torch.full((len(p),), value) for name, value in columns.items()}
+    return stage_ratios(p, q, {**where, "entropy": torch.special.entr(p).sum(-1)})
 
 
 @pytest.mark.parametrize("kind", ["random", "zeros", "equal", "disjoint", "one-hot"])
@@ -145,15 +146,15 @@ def test_every_bet_on_a_draw_is_fair(kind: str):
         taken, refused = (ratios_of(p, q, draft, draft, role) for role in (Role.ACCEPTED, Role.UNKNOWN))
         for name in STAGE_FAULTS[:3]:
             met[name] += q[:, draft] * taken[name]
-        for name in STAGE_FAULTS[3:5]:
+        for name in STAGE_FAULTS[3:7]:
             paid = accept[:, draft] * taken[name] + (1 - accept[:, draft]) * refused[name]
             assert not bool((paid[q[:, draft] > 0] > 1 + 1e-5).any()), name
         possible = (q[:, draft] > 0) & (accept[:, draft] < 1)
-        for name in STAGE_FAULTS[5:9]:
+        for name in STAGE_FAULTS[7:12]:
             paid = sum(law[:, token] * ratios_of(p, q, token, draft, Role.REPLACEMENT)[name] for token in ids)
             assert not bool((paid[possible] > 1 + 1e-9).any()), name
-        met[STAGE_FAULTS[9]] += p[:, draft] * ratios_of(p, q, draft, -1, Role.BONUS)[STAGE_FAULTS[9]]
-    for name in (*STAGE_FAULTS[:3], STAGE_FAULTS[9]):
+        met[STAGE_FAULTS[12]] += p[:, draft] * ratios_of(p, q, draft, -1, Role.BONUS)[STAGE_FAULTS[12]]
+    for name in (*STAGE_FAULTS[:3], STAGE_FAULTS[12]):
         assert float(met[name].max()) <= 1 + 1e-9, name
 
 
