@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import pytest
 
-from specverify.decoding import Decoder
 from specverify.drafting import TREES
 from specverify.errors import InternalError
 from specverify.scopes import (
@@ -26,13 +26,23 @@ from specverify.scopes import (
 )
 from specverify.verification.rules import RULES, Drafts
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from specverify.choices import Choices
+    from specverify.decoding import Decoder
+    from specverify.qualify.instances import Instance
+    from specverify.verification import Proposal, Verification
+
 WHOLE = SCOPES[-1]
 CHAINS = ("chain", "match", "block")
 TREE_RULES = ("recursive", "recursive-without-replacement", "top-k-children", "traversal")
 SIBLINGS = (2, 3)
 
 
-def decoder(name: str, instances, branching=(2,)) -> Decoder:
+def decoder(name: str, instances: Sequence[Instance], branching: Sequence[int] = (2,)) -> Decoder:
     """A rule over instances of one scope."""
     return decoder_over(instances, RULES[name], branching=branching)
 
@@ -40,7 +50,7 @@ def decoder(name: str, instances, branching=(2,)) -> Decoder:
 def in_float32(subject: Decoder) -> Decoder:
     """The rule is given both laws in float32."""
 
-    def rule(proposal, target_probs, choices):
+    def rule(proposal: Proposal, target_probs: Tensor, choices: Choices) -> Verification:
         told = replace(proposal, draft_probs=proposal.draft_probs.float())
         return subject.rule(told, target_probs.float(), choices)
 

@@ -24,6 +24,7 @@ from specverify.law import Block, exact_step_laws, step_laws
 from specverify.models.table import TableModel
 from specverify.qualify.instances import Instance, random_instance
 from specverify.records import DecodeRequest, SamplingParams
+from specverify.verification.rules import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ __all__ = [
     "kills",
     "mutants",
     "random_instances",
+    "scope_table",
 ]
 
 Weight = Any
@@ -231,3 +233,12 @@ def kills(change: Callable[[Decoder], Decoder], named: NamedRule, scope: Scope, 
     instances = random_instances(scope, number)
     decoder = change(decoder_over(instances, named))
     return sum(distance > _PROOF for distance in distances(decoder, instances))
+
+
+def scope_table(names: Sequence[str] = (), *, number: int = 12) -> dict[str, tuple[int, ...]]:
+    """For each wrong rule, in how many of `number` random instances of each of `SCOPES` it shows itself."""
+    chosen = {name: change for name, change in mutants().items() if not names or name in names}
+    return {
+        name: tuple(kills(change, RULES["chain"], scope, number=number) for scope in SCOPES)
+        for name, change in chosen.items()
+    }
