@@ -25,7 +25,7 @@ from specverify.fault_law import fault_ratios
 from specverify.parallel import mapped
 from specverify.pit import randomised_pit
 from specverify.sampling import probabilities
-from specverify.stages import drafts_and_roles, stage_columns
+from specverify.stages import drafts_and_roles, stage_columns, stage_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +160,9 @@ def _score_chunk(
         columns = _columns(*laws, raw[rows], here)
         columns["edge"] = _distance_to_support(columns["prob"], raw[rows], here, chunk)
         if stages and q is not None and sampled:
-            columns |= stage_columns(p[rows], q[rows], {name: values.to(p.device) for name, values in here.items()})
+            there = {name: values.to(p.device) for name, values in here.items()}
+            columns |= stage_columns(p[rows], q[rows], there)
+            ratios |= stage_ratios(p[rows], q[rows], {**there, "entropy": columns["entropy"]})
         parts.append((columns, ratios))
     return parts
 

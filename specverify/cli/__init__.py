@@ -11,6 +11,7 @@ import typer
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.compare import compare
+from specverify.cli.detection import detection
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
 from specverify.cli.golden import app as golden
@@ -36,6 +37,7 @@ app.command(short_help="Is speculation in an engine sound, or with --rule a veri
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
 app.add_typer(golden, name="golden")
 app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
+app.command(short_help="Tokens to proof of each structured fault, beside the tests and criteria in use.")(detection)
 
 
 @app.command()
