@@ -181,6 +181,7 @@ class Transcripts:
                     draft=subject.draft,
                     stages=subject.rule == "chain" and subject.drafts_follow_law,
                     workers=subject.workers,
+                    elsewhere=subject.elsewhere,
                 )
         return self._scored[key]
 

@@ -6,10 +6,19 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from specverify.records import SamplingParams
 
-__all__ = ["BUDGETS", "PARAMETER_GRID", "Plan", "plan_digest"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BUDGETS", "CHECK_IDS", "PARAMETER_GRID", "Plan", "plan_digest", "settings_digest"]
+
+CHECK_IDS = (
+    "compatibility", "exactness", "boundary", "greedy", "stopping", "reproducibility", "parameters", "lossless", "acceptance", "cost",
+)  # fmt: skip
+"""Of `certify.CHECKS`, in their order, where torch must not be imported to know them."""
 
 PARAMETER_GRID: tuple[tuple[str, SamplingParams], ...] = (
     ("temperature", SamplingParams(temperature=0.6)),
@@ -88,5 +97,10 @@ BUDGETS: dict[str, dict[str, int | float]] = {
 
 def plan_digest(plan: Plan) -> str:
     """sha-256 of the plan's canonical JSON: two certificates with the same digest asked the same."""
-    canonical = json.dumps(dataclasses.asdict(plan), sort_keys=True, separators=(",", ":"))
+    return settings_digest(dataclasses.asdict(plan))
+
+
+def settings_digest(settings: Mapping[str, object]) -> str:
+    """The same of a plan as a certificate holds it."""
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

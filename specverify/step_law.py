@@ -77,7 +77,8 @@ class _Captured:
         self.next_laws.append(law)
         return law.argmax(-1)[:, None]
 
-    def race(self, probs: Tensor, *, at: Tensor) -> Int[Tensor, "rows n"]:
+    def race(self, probs: Tensor, *, at: Tensor, guesses: Tensor | None = None) -> Int[Tensor, "rows n"]:
+        del guesses
         return self.draw(probs, stream=Stream.TARGET, at=at)
 
     def moved(self, position: Tensor, step: Tensor) -> Choices:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,11 +13,14 @@ from specverify.cli.exits import EXIT_CODES, Interrupted, crash_kept_in, say
 from specverify.cli.invocation import Invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from specverify.cli.invocation import Sources
     from specverify.plan import Plan
-    from specverify.records import Certificate
+    from specverify.records import Certificate, ModelFingerprint
+    from specverify.subject import Subject
     from specverify.watch import Watch
 
 __all__ = ["certify"]
@@ -48,6 +53,9 @@ def certify(
     seed: options.Seed = None,
     out: options.Out = None,
     resume: options.Resume = True,
+    ray: options.Ray = None,
+    ray_workers: options.RayWorkers = None,
+    ray_gpus: options.RayGpus = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -65,7 +73,10 @@ def certify(
     sources, asked = invocation.sources(), invocation.plan()
     folder = invocation.folder(sources, asked)
     with crash_kept_in(folder):
-        certificate = _run(invocation, sources, asked, folder, resume=resume, quiet=quiet, as_json=as_json)
+        cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
+        certificate = _run(
+            invocation, sources, asked, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json
+        )
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
@@ -76,6 +87,7 @@ def _run(
     plan: Plan,
     folder: Path,
     *,
+    cluster: Mapping[str, Any] | None,
     resume: bool,
     quiet: bool,
     as_json: bool,
@@ -87,7 +99,7 @@ def _run(
 
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
-        return _certified(invocation, sources, plan, folder, watch=watch, resume=resume, quiet=quiet)
+        return _certified(invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet)
     except KeyboardInterrupt as error:
         msg = "interrupted; run the same command again to resume"
         raise Interrupted(msg) from error
@@ -101,6 +113,7 @@ def _certified(
     plan: Plan,
     folder: Path,
     *,
+    cluster: Mapping[str, Any] | None,
     watch: Watch,
     resume: bool,
     quiet: bool,
@@ -121,12 +134,16 @@ def _certified(
         watch.stage("loading", 1)
         loaded = make_subject(invocation, sources, plan)
         digests = fingerprints(loaded)
-        with decoded_by_engine(invocation, sources, loaded, plan, say=tell) as subject:
+        make = partial(make_subject, invocation, sources, plan)
+        with (
+            decoded_by_engine(invocation, sources, loaded, plan, say=tell) as subject,
+            _computed_on(cluster, subject, plan, make, digests) as computed,
+        ):
             key = run_key(subject, plan, digests, fault=invocation.fault)
             store = FileStore(folder, key, resume=resume, say=tell)
             watch.advance()
             certificate = certified(
-                subject,
+                computed,
                 plan,
                 watch=watch,
                 store=store,
@@ -139,6 +156,21 @@ def _certified(
         write_all(folder, render(certificate))
         store.remove()
         return certificate
+
+
+def _computed_on(
+    cluster: Mapping[str, Any] | None,
+    subject: Subject,
+    plan: Plan,
+    make: Callable[[], Subject],
+    digests: tuple[ModelFingerprint, ModelFingerprint | None],
+) -> AbstractContextManager[Subject]:
+    """This process, or a Ray cluster: what is decoded and scored is the same."""
+    if cluster is None:
+        return nullcontext(subject)
+    from specverify.cluster import sharded
+
+    return sharded(subject, plan, make, digests=digests, say=say, **cluster)
 
 
 def _named(certificate: Certificate, sources: Sources) -> Certificate:
