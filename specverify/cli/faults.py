@@ -23,7 +23,7 @@ _WORKERS = 2
 Names = Annotated[list[str] | None, typer.Argument(metavar="[FAULT]...", help="These alone.", show_default=False)]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="These checks alone, or use commas.")]
 List = Annotated[bool, typer.Option("--list", help="Name them, and plant nothing.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="As the document docs/faults.md.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="As a Markdown document.")]
 Scopes = Annotated[
     bool,
     typer.Option("--scopes", help="As the document docs/scopes.md: the size of tables at which each wrong rule shows."),
