@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specverify.cli.bench import bench
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
 from specverify.cli.qualify import qualify
+from specverify.cli.rank import rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +34,9 @@ app.command(short_help="Certify a target and a draft; without arguments, the emb
 app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
 app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
+
+app.command(short_help="Time verification and decoding against baselines, in turns.")(bench)
+app.command(short_help="Which draft, and how many tokens: measured, for a target and some drafts.")(rank)
 
 
 @app.command()
