@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specverify.cli.bench import bench
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.compare import compare
@@ -19,6 +20,7 @@ from specverify.cli.golden import app as golden
 from specverify.cli.init import init
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
 from specverify.cli.qualify import qualify
+from specverify.cli.rank import rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,9 @@ app.command(short_help="Plant known faults, and show which check catches them.")
 app.add_typer(golden, name="golden")
 app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
 app.command(short_help="Tokens to proof of each structured fault, beside the tests and criteria in use.")(detection)
+
+app.command(short_help="Time verification and decoding against baselines, in turns.")(bench)
+app.command(short_help="Which draft, and how many tokens: measured, for a target and some drafts.")(rank)
 
 
 @app.command()
