@@ -27,6 +27,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 _SURFACES = {
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
+    "tests/plugin": ("typer", "rich", "pydantic", "jinja2"),
+    "tests/unit/compare/test_difference.py": ("pydantic",),
+    "tests/unit/golden/test_file.py": ("pydantic",),
     "tests/unit/test_codec.py": ("pydantic",),
     "tests/engines/test_http_engine.py": ("httpx2", "stamina"),
     "tests/engines/test_openai.py": ("httpx2", "stamina"),
