@@ -28,6 +28,7 @@ _SURFACES = {
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
     "tests/unit/test_codec.py": ("pydantic",),
+    "tests/engines/test_http_engine.py": ("httpx2", "stamina"),
     "tests/engines/test_openai.py": ("httpx2", "stamina"),
 }
 

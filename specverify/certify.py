@@ -124,7 +124,7 @@ def certify(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=subject.command,
         verdict=worst(result.verdict for result in judged),
-        headline=headline(judged, fault=fault, whole=not plan.only),
+        headline=headline(judged, fault=fault, whole=not plan.only, engine=subject.engine.name),
         target=target,
         draft=draft,
         engine=subject.engine.name,

@@ -100,7 +100,11 @@ class Enumerate:
         return self._answer(probs.double(), guesses)
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
         """Forks on every id of positive probability, as `draw` does, even where a race was already run at the position.
 
@@ -109,7 +113,7 @@ class Enumerate:
         that the winners agree as often as they should is not in it.
         """
         del at
-        return self._answer(probs.double(), None)
+        return self._answer(probs.double(), guesses)
 
     def branches(self) -> tuple[Int[Tensor, "paths depth"], Int[Tensor, " paths"]]:
         """The records of the paths that branched off, and where they began: the next round."""

@@ -62,23 +62,29 @@ def certify(
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
         engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off,
     )  # fmt: skip
-    sources = invocation.sources()
-    folder = invocation.folder(sources)
+    sources, asked = invocation.sources(), invocation.plan()
+    folder = invocation.folder(sources, asked)
     with crash_kept_in(folder):
-        certificate = _run(invocation, sources, folder, resume=resume, quiet=quiet, as_json=as_json)
+        certificate = _run(invocation, sources, asked, folder, resume=resume, quiet=quiet, as_json=as_json)
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
 
 def _run(
-    invocation: Invocation, sources: Sources, folder: Path, *, resume: bool, quiet: bool, as_json: bool
+    invocation: Invocation,
+    sources: Sources,
+    plan: Plan,
+    folder: Path,
+    *,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> Certificate:
     """Everything that can be refused is refused first; then load, certify, write."""
     from rich.console import Console
 
     from specverify.cli.progress import watching
 
-    plan = invocation.plan()
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
         return _certified(invocation, sources, plan, folder, watch=watch, resume=resume, quiet=quiet)
@@ -99,6 +105,8 @@ def _certified(
     resume: bool,
     quiet: bool,
 ) -> Certificate:
+    from dataclasses import replace
+
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
     from specverify.cli.engine_setup import decoded_by_engine
@@ -126,6 +134,7 @@ def _certified(
                 trust_remote_code=invocation.trust_remote_code,
                 digests=digests,
             )
+        certificate = replace(certificate, command=invocation.whole_command())
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate))
         store.remove()

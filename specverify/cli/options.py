@@ -18,7 +18,12 @@ PairName = Annotated[
         "--pair", metavar="NAME", help="An embedded pair: embedded (the default), embedded-marginal, embedded-poor."
     ),
 ]
-Drafter = Annotated[str, Option(metavar="NAME", help="Where drafts come from: model, prompt-lookup.")]
+Drafter = Annotated[
+    str,
+    Option(
+        metavar="NAME", help="Where drafts come from: model, prompt-lookup; with another tokenizer: shared-ids, text."
+    ),
+]
 RuleName = Annotated[
     str, Option("--rule", metavar="NAME", help="Acceptance rule; an unknown name lists them.  [default: chain]")
 ]

@@ -222,7 +222,7 @@ def _llamacpp_payload(ask: Ask) -> dict[str, Any]:
         "top_p": params.top_p,
         "min_p": params.min_p,
         "repeat_penalty": params.repetition_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": len(ask.request.prompt_ids) + params.max_new_tokens,  # all there is
         "logit_bias": [[token, False] for token in _single_bans(ask)],
         "stop": list(params.stop_strings),
         "n_probs": 1 if ask.logprobs else 0,

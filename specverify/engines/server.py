@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,9 +26,8 @@ from specverify.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
-__all__ = ["API_KEY", "LOOPBACK", "Server", "free_port", "last_lines", "redacted", "serving"]
+__all__ = ["API_KEY", "LOOPBACK", "Server", "free_port", "last_lines", "log_folder", "redacted", "serving"]
 
 API_KEY = "SPECVERIFY_API_KEY"
 """Environment variable that holds the key of a server; never written, never printed."""
@@ -44,15 +46,20 @@ class Server:
     @property
     def running(self) -> bool:
         """Whether it has not ended; leaves its exit status for `_end`."""
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return self.process.returncode is None and _status(self.process) is None
 
     def obituary(self) -> str:
-        """How it ended and the last lines of its log, or nothing while it runs."""
-        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        """How it ended and the last lines of its log, or nothing while it runs, or after we ended it."""
+        ended = None if self.process.returncode is not None else _status(self.process)
         if ended is None:
             return ""
         how = "exit code" if ended.si_code == os.CLD_EXITED else "signal"
         return f"the server ended with {how} {ended.si_status}; its log ends: {last_lines(self.log_path)}"
+
+
+def _status(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
+    """How a process ended, without reaping it; None while it runs."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def free_port() -> int:
@@ -81,6 +88,17 @@ def last_lines(log_path: Path, *, lines: int = _TAIL_LINES) -> str:
 
 
 @contextlib.contextmanager
+def log_folder(wanted: str) -> Iterator[Path]:
+    """Where logs go; one of our own is taken away again unless something went wrong."""
+    if wanted:
+        yield Path(wanted)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="specverify-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def serving(
     command: Sequence[str],
     *,
@@ -90,10 +108,12 @@ def serving(
     timeout_s: float = 300.0,
     say: Callable[[str], None] = lambda _: None,
     environment: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> Iterator[Server]:
     """Start `command`, wait until `health_url` answers 200, and end it on the way out, also when interrupted.
 
-    Standard output and error go to `log_path`; `environment` is added to our own. Raises `UsageError`, with the last lines of
+    Standard output and error go to `log_path`; `environment` is added to our own;
+    `name` is what messages call it. Raises `UsageError`, with the last lines of
     the log, where it can't be started, ends, or isn't healthy within `timeout_s`.
 
         with serving(command, port=port, health_url=f"http://127.0.0.1:{port}/health", log_path=log): ...
@@ -102,7 +122,7 @@ def serving(
     server = _started(command, log_path, environment)
     try:
         with _terminable():
-            _await_health(server, health_url, timeout_s, say, command[0])
+            _await_health(server, health_url, timeout_s, say, name or command[0])
             yield server
     finally:
         _end(server.process)
@@ -191,7 +211,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         _signal_group(process, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
-            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            if _status(process) is not None:
                 break
             time.sleep(_POLL_S / 2)
     finally:

@@ -6,11 +6,21 @@ import contextlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from specverify.engines import EngineSettings
+from specverify.records import DecodeRequest, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+EOS = 31
+PLAIN = SamplingParams(max_new_tokens=3, eos_token_ids=(EOS,))
+ALL = SamplingParams(
+    temperature=0.7, top_k=5, top_p=0.9, min_p=0.05, repetition_penalty=1.2, min_new_tokens=2, max_new_tokens=6,
+    banned_token_ids=((4,), (9,)), eos_token_ids=(EOS,), stop_token_ids=(7,), stop_strings=("ab",),
+)  # fmt: skip
 MODELS = {"data": [{"id": "tiny"}]}
 
 
@@ -83,3 +93,35 @@ def faking(answer: Callable[[str, Any], tuple[int, Any]]) -> Iterator[FakeServer
         fake.server.shutdown()
         fake.server.server_close()
         thread.join()
+
+
+def request_of(params=PLAIN, **changes) -> DecodeRequest:
+    return DecodeRequest(**{"id": "r", "prompt_ids": (1, 2, 3), "params": params, "seed": 5} | changes)
+
+
+def settings_of(fake, dialect, folder=Path("target"), **options) -> EngineSettings:
+    pairs = tuple({"dialect": dialect, **options}.items())
+    return EngineSettings(target=folder, url=fake.url, eos_token_ids=(EOS,), options=pairs)
+
+
+def vllm_choice(ids, reason="length", stop_reason=None, index=0):
+    told = {"token_logprobs": [-0.5] * len(ids)}
+    return {"index": index, "token_ids": ids, "finish_reason": reason, "stop_reason": stop_reason, "logprobs": told}
+
+
+def answer_of(dialect: str, ids: list[int], ended: str, n: int = 1):
+    """The body in which a server of this dialect hands out these ids."""
+    matched = ids[-1] if ended in {"eos", "id"} else "ab"
+    if dialect == "vllm":
+        reason = "length" if ended == "length" else "stop"
+        stop_reason = {"length": None, "eos": None, "id": matched, "word": "ab"}[ended]
+        return {"choices": [vllm_choice(ids, reason, stop_reason, index) for index in reversed(range(n))]}
+    if dialect == "sglang":
+        reason = {"type": "length"} if ended == "length" else {"type": "stop", "matched": matched}
+        return {"output_ids": ids, "meta_info": {"finish_reason": reason,
+                                                 "output_token_logprobs": [[-0.5, id_, None] for id_ in ids]}}  # fmt: skip
+    if dialect == "llamacpp":
+        stop_type = {"length": "limit", "eos": "eos", "word": "word"}[ended]
+        return {"tokens": ids, "stop_type": stop_type, "completion_probabilities": [{"logprob": -0.5} for _ in ids]}
+    reason = {"length": "length", "eos": "eos_token", "word": "stop_sequence"}[ended]
+    return {"details": {"finish_reason": reason, "tokens": [{"id": id_, "logprob": -0.5} for id_ in ids]}}

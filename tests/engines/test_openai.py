@@ -1,8 +1,7 @@
-"""Servers over HTTP: each dialect's fields out and in, and what happens when a server misbehaves."""
+"""Each dialect's fields, out and in; seeds, samples and the server without speculation."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -12,18 +11,10 @@ import stamina
 from specverify.engines import ALL_PARAMETERS, Capability, EngineSettings
 from specverify.engines.dialect import DIALECTS
 from specverify.engines.openai import opened, opened_vllm
-from specverify.engines.server import API_KEY
-from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
+from specverify.errors import PlanError, RequestRefused
 from specverify.models.calibration import write_calibration_pair
-from specverify.records import DecodeRequest, FinishReason, SamplingParams
-from tests.engines.fakes import faking
-
-EOS = 31
-PLAIN = SamplingParams(max_new_tokens=3, eos_token_ids=(EOS,))
-ALL = SamplingParams(
-    temperature=0.7, top_k=5, top_p=0.9, min_p=0.05, repetition_penalty=1.2, min_new_tokens=2, max_new_tokens=6,
-    banned_token_ids=((4,), (9,)), eos_token_ids=(EOS,), stop_token_ids=(7,), stop_strings=("ab",),
-)  # fmt: skip
+from specverify.records import FinishReason, SamplingParams
+from tests.engines.fakes import ALL, EOS, answer_of, faking, request_of, settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -36,38 +27,6 @@ def _without_waits():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return write_calibration_pair(tmp_path_factory.mktemp("pair") / "pair").target
-
-
-def request_of(params=PLAIN, **changes) -> DecodeRequest:
-    return DecodeRequest(**{"id": "r", "prompt_ids": (1, 2, 3), "params": params, "seed": 5} | changes)
-
-
-def settings_of(fake, dialect, folder=Path("target"), **options) -> EngineSettings:
-    pairs = tuple({"dialect": dialect, **options}.items())
-    return EngineSettings(target=folder, url=fake.url, eos_token_ids=(EOS,), options=pairs)
-
-
-def vllm_choice(ids, reason="length", stop_reason=None, index=0):
-    told = {"token_logprobs": [-0.5] * len(ids)}
-    return {"index": index, "token_ids": ids, "finish_reason": reason, "stop_reason": stop_reason, "logprobs": told}
-
-
-def answer_of(dialect: str, ids: list[int], ended: str, n: int = 1):
-    """The body in which a server of this dialect hands out these ids."""
-    matched = ids[-1] if ended in {"eos", "id"} else "ab"
-    if dialect == "vllm":
-        reason = "length" if ended == "length" else "stop"
-        stop_reason = {"length": None, "eos": None, "id": matched, "word": "ab"}[ended]
-        return {"choices": [vllm_choice(ids, reason, stop_reason, index) for index in reversed(range(n))]}
-    if dialect == "sglang":
-        reason = {"type": "length"} if ended == "length" else {"type": "stop", "matched": matched}
-        return {"output_ids": ids, "meta_info": {"finish_reason": reason,
-                                                 "output_token_logprobs": [[-0.5, id_, None] for id_ in ids]}}  # fmt: skip
-    if dialect == "llamacpp":
-        stop_type = {"length": "limit", "eos": "eos", "word": "word"}[ended]
-        return {"tokens": ids, "stop_type": stop_type, "completion_probabilities": [{"logprob": -0.5} for _ in ids]}
-    reason = {"length": "length", "eos": "eos_token", "word": "stop_sequence"}[ended]
-    return {"details": {"finish_reason": reason, "tokens": [{"id": id_, "logprob": -0.5} for id_ in ids]}}
 
 
 # ------------------------------------------------------------------------------------------------------ each dialect
@@ -147,7 +106,7 @@ def test_llamacpp_applies_samplers_in_the_order_of_transformers():
     assert full["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
     assert plain["samplers"] == ["temperature"]
     assert full["logit_bias"] == [[4, False], [9, False]]
-    assert (full["repeat_penalty"], full["repeat_last_n"], full["stop"]) == (1.2, -1, ["ab"])
+    assert (full["repeat_penalty"], full["repeat_last_n"], full["stop"]) == (1.2, 9, ["ab"])
     assert full["return_tokens"]
     assert not full["cache_prompt"]
     assert "ignore_eos" not in full  # it would ban the EOS, which is another law
@@ -215,6 +174,15 @@ def test_counters_are_read_from_the_metrics_page(dialect):
     assert counted.num_accepted_tokens_per_pos == (9, 5)
 
 
+def test_what_an_engine_is_told_besides_goes_into_every_call():
+    with (
+        faking(lambda *_: (200, answer_of("llamacpp", [1], "length"))) as fake,
+        opened(settings_of(fake, "llamacpp", extra='{"cache_prompt": true, "id_slot": 1}')) as engine,
+    ):
+        list(engine.decode([request_of(num_samples=2)]))
+    assert {(body["cache_prompt"], body["id_slot"]) for body in fake.bodies} == {(True, 1)}
+
+
 # ------------------------------------------------------------------------------------------------- seeds and samples
 def test_samples_have_unlike_seeds_and_the_same_request_the_same_ones():
     with (
@@ -258,192 +226,3 @@ def test_speculation_off_without_another_server_is_refused():
         assert Capability.SPECULATION_SWITCH not in engine.capabilities
         with pytest.raises(PlanError, match="off_url or serve_off"):
             list(engine.decode([request_of(speculation=False)]))
-
-
-# ------------------------------------------------------------------------------------------------ servers that fail
-def test_dropped_connections_are_tried_again_and_counted():
-    dropped = iter([True, True, False])
-
-    def answer(*_):
-        if next(dropped):
-            raise ConnectionError
-        return 200, answer_of("llamacpp", [1], "length")
-
-    with faking(answer) as fake, opened(settings_of(fake, "llamacpp")) as engine:
-        (trace,) = engine.decode([request_of()])
-        assert engine.retries == 2
-    assert trace.token_ids == (1,)
-    assert fake.bodies[0] == fake.bodies[1] == fake.bodies[2]
-
-
-def test_a_server_that_always_drops_is_a_finding():
-    def answer(*_):
-        raise ConnectionError
-
-    with faking(answer) as fake, opened(settings_of(fake, "llamacpp", attempts="3")) as engine:
-        with pytest.raises(SubjectError, match=r"request r \(sample 0, seed \d+\): POST /completion failed"):
-            list(engine.decode([request_of()]))
-        assert engine.retries == 2
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"), [(500, SubjectError), (503, SubjectError), (400, RequestRefused), (422, RequestRefused)]
-)
-def test_an_error_is_a_finding_with_its_request_and_first_line_and_is_asked_once(status, kind):
-    body = "\n  no room for the draft's cache\nTraceback (most recent call last)"
-    with faking(lambda *_: (status, body)) as fake, opened(settings_of(fake, "vllm")) as engine:
-        with pytest.raises(kind) as raised:
-            list(engine.decode([request_of(id="stops/7")]))
-        assert engine.retries == 0
-    assert len(fake.bodies) == 1
-    sentence = str(raised.value)
-    assert sentence.startswith("request stops/7 (sample 0, seed ")
-    assert sentence.endswith(f"POST /v1/completions answered {status}: no room for the draft's cache")
-    assert type(raised.value) is kind
-
-
-def test_an_answer_that_is_late_is_a_finding_and_is_asked_once():
-    def late(*_):
-        time.sleep(1.5)
-        return 200, {}
-
-    with (
-        faking(late) as fake,
-        opened(settings_of(fake, "vllm", timeout_s="1")) as engine,
-        pytest.raises(SubjectError, match=r"request r .* got no answer in time"),
-    ):
-        list(engine.decode([request_of()]))
-    assert len(fake.bodies) == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        ("no json", "the answer is no JSON: no json"),
-        ({"choices": [{"index": 0, "finish_reason": "length"}]}, "the answer has no token_ids"),
-        ({"choices": [vllm_choice(["a"])]}, "no list of integers"),
-        ({"choices": [vllm_choice([1], "abort")]}, "the text ended with 'abort'"),
-        ({"choices": []}, "1 samples were asked for, and 0 came"),
-        ([], "the answer has no choices"),
-    ],
-)
-def test_an_answer_that_makes_no_sense_is_a_finding(body, sentence):
-    with (
-        faking(lambda *_: (200, body)) as fake,
-        opened(settings_of(fake, "vllm")) as engine,
-        pytest.raises(SubjectError, match=sentence) as raised,
-    ):
-        list(engine.decode([request_of()]))
-    assert str(raised.value).startswith("request r (")
-
-
-def test_a_log_probability_that_is_none_is_kept_as_nan():
-    body = {"choices": [vllm_choice([1, 2]) | {"logprobs": {"token_logprobs": [None, -1.0]}}]}
-    with faking(lambda *_: (200, body)) as fake, opened(settings_of(fake, "vllm")) as engine:
-        (trace,) = engine.decode([request_of()])
-    assert trace.logprobs[0] != trace.logprobs[0]
-    assert trace.logprobs[1] == -1
-
-
-# ------------------------------------------------------------------------------------------------------ key and setup
-def test_the_key_goes_into_the_header_and_nowhere_else(monkeypatch, capsys, caplog):
-    monkeypatch.setenv(API_KEY, "sesame-1234")
-
-    def answer(_, body):
-        return 500, f"bad key? you sent Bearer sesame-1234 with {body}"
-
-    with faking(answer) as fake, opened(settings_of(fake, "vllm")) as engine:
-        with pytest.raises(SubjectError) as raised:
-            list(engine.decode([request_of()]))
-        said = [str(raised.value), repr(engine), engine.name, caplog.text, *capsys.readouterr()]
-    assert fake.headers[0]["Authorization"] == "Bearer sesame-1234"
-    assert "Bearer ***" in said[0]
-    assert not any("sesame" in text for text in said)
-
-
-def test_without_a_key_there_is_no_header(monkeypatch):
-    monkeypatch.delenv(API_KEY, raising=False)
-    with (
-        faking(lambda *_: (200, answer_of("vllm", [1], "length"))) as fake,
-        opened(settings_of(fake, "vllm")) as engine,
-    ):
-        list(engine.decode([request_of()]))
-    assert "Authorization" not in fake.headers[0]
-
-
-def test_a_refused_key_is_the_users_to_mend():
-    with (
-        faking(lambda *_: (401, "who are you?")) as fake,
-        opened(settings_of(fake, "vllm")) as engine,
-        pytest.raises(UsageError, match=API_KEY),
-    ):
-        list(engine.decode([request_of()]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"url": "http://127.0.0.1:9"}, "no server answers at http://127.0.0.1:9"),
-        ({"url": "localhost:8000"}, "is no url of a server"),
-        ({"url": ""}, "needs either the url of a server that runs or a command that serves"),
-        ({"options": (("colour", "teal"),)}, "no option 'colour'"),
-        ({"options": (("dialect", "ollama"),)}, "no dialect 'ollama'; use one of vllm, sglang, llamacpp, tgi"),
-        ({"options": (("timeout_s", "soon"),)}, "timeout_s is 'soon'"),
-        ({"options": (("logprobs", "maybe"),)}, "must be yes or no"),
-        ({"url": "", "serve": "vllm serve {target}"}, "needs {port}"),
-    ],
-)
-def test_mistakes_are_one_sentence(changes, sentence):
-    base = {"target": Path("t"), "url": "http://127.0.0.1:9"}
-    with pytest.raises(UsageError, match=sentence), opened(EngineSettings(**base | changes)):
-        pass
-
-
-SERVER = """
-import json, sys, http.server
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self): self.send_response(200); self.end_headers()
-    def do_POST(self):
-        if json.loads(sys.argv[3])["model"] != sys.argv[2]: sys.exit(9)
-        self.send_response(200); self.end_headers()
-        self.wfile.write(b'{"tokens": [7], "stop_type": "limit"}')
-    def log_message(self, *a): pass
-print("words:", sys.argv[1:], flush=True)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-
-
-def test_a_command_is_filled_in_started_and_ended(tmp_path):
-    script = tmp_path / "server.py"
-    script.write_text(SERVER)
-    command = f'{sys.executable} {script} {{port}} {{draft}} \'{{"model": "{{draft}}"}}\''
-    settings = EngineSettings(
-        target=Path("t"), draft=Path("a draft"), serve=command,
-        options=(("dialect", "llamacpp"), ("log_dir", str(tmp_path))),
-    )  # fmt: skip
-    said = []
-    with opened(settings, say=said.append) as engine:
-        (trace,) = engine.decode([request_of(SamplingParams(max_new_tokens=1))])
-        process = engine.on.server.process
-    assert trace.token_ids == (7,)
-    assert process.returncode is not None
-    assert "a draft" in (tmp_path / "server-on.log").read_text()
-    assert said
-
-
-def test_a_server_that_dies_is_a_finding_with_its_last_words(tmp_path):
-    script = tmp_path / "server.py"
-    script.write_text(
-        SERVER.replace(
-            "if json.loads", "print('out of slots', flush=True); import os; os._exit(4)\n        if json.loads"
-        )
-    )
-    settings = EngineSettings(
-        target=Path("t"), serve=f"{sys.executable} {script} {{port}} m {{}}",
-        options=(("dialect", "llamacpp"), ("log_dir", str(tmp_path))),
-    )  # fmt: skip
-    with (
-        opened(settings) as engine,
-        pytest.raises(SubjectError, match=r"request r .*exit code 4; its log ends: .*out of slots"),
-    ):
-        list(engine.decode([request_of(SamplingParams(max_new_tokens=1))]))

@@ -56,6 +56,8 @@ def test_a_server_is_healthy_inside_and_gone_outside(tmp_path):
     with starting(HEALTHY, tmp_path, say=said.append) as server:
         assert server.running
         assert server.obituary() == ""
+    assert not server.running
+    assert server.obituary() == ""
     assert not alive(server.process.pid)
     assert "healthy after" in said[-1]
     assert b"listening" in (tmp_path / "server.log").read_bytes()

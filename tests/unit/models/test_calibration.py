@@ -137,6 +137,7 @@ def test_without_the_package_a_gguf_file_is_one_sentence(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.llamacpp
 @WITHOUT_GGUF
 def test_gguf_files_hold_the_same_weights(tmp_path):
     """As they lie there; that llama.cpp computes the same law from them, `tests/engines` shows."""
