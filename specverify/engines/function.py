@@ -72,7 +72,7 @@ class FunctionEngine:
 
     def counters(self) -> DecodeCounters:
         """What the function's own attribute `counters` returns: `DecodeCounters`, or a dict of its fields."""
-        told = self._meter() if self._meter is not None else None
+        told: Any = self._meter() if self._meter is not None else None
         try:
             counted = told if isinstance(told, DecodeCounters) else DecodeCounters(**told)
         except TypeError as error:
