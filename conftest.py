@@ -29,7 +29,6 @@ _SURFACES = {
     "tests/plugin": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
-    "tests/plugin": ("typer", "rich", "pydantic", "jinja2"),
     "tests/unit/compare/test_difference.py": ("pydantic",),
     "tests/unit/golden/test_file.py": ("pydantic",),
     "tests/unit/test_codec.py": ("pydantic",),
