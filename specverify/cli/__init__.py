@@ -13,7 +13,7 @@ from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.compare import compare
 from specverify.cli.detection import detection
-from specverify.cli.exits import guarded
+from specverify.cli.exits import guarded, leave, terminable
 from specverify.cli.faults import faults
 from specverify.cli.gate import gate
 from specverify.cli.golden import app as golden
@@ -30,7 +30,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="specverify",
     help="Does speculative decoding change what a model says, and may this pair go out?",
-    epilog="Exit codes: 0 pass, 1 fail, 2 usage, 3 inconclusive, 70 a bug in specverify, 130 interrupted.",
+    epilog="Exit codes: 0 pass, 1 fail, 2 usage, 3 inconclusive, 70 a bug in specverify, 130 interrupted, 143 terminated.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -77,6 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     main(["certify", "--only", "compatibility"])
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(
-        lambda: app(given or ["--help"], prog_name="specverify", standalone_mode=False), as_json="--json" in given
-    )
+
+    def command() -> int | None:
+        return app(given or ["--help"], prog_name="specverify", standalone_mode=False)  # type: ignore[no-any-return]
+
+    if arguments is not None:  # called from somebody's own program, whose signals are its own
+        return guarded(command, as_json="--json" in given)
+    with terminable():
+        code = guarded(command, as_json="--json" in given)
+    return leave(code)
