@@ -35,6 +35,10 @@ _SURFACES = {
         (f"tests/unit/test_{name}.py" for name in ("codec", "statement", "matrix", "redaction", "policy_file", "door")),
         ("pydantic", "jinja2", "matplotlib", "typer"),
     ),
+    "tests/unit/compare/test_difference.py": ("pydantic",),
+    "tests/unit/golden/test_file.py": ("pydantic",),
+    "tests/engines/test_http_engine.py": ("httpx2", "stamina"),
+    "tests/engines/test_openai.py": ("httpx2", "stamina"),
 }
 
 

@@ -238,7 +238,7 @@ def read_text(path: str | Path, what: str, kind: type[UsageError], *, most_bytes
         msg = f"can't read {what} {path}: {_reason(error)}"
         raise kind(msg) from error
     except UnicodeDecodeError as error:
-        msg = f"{what} {path} is not UTF-8: byte {error.start + 1:,} is {error.object[error.start]:#04x}"
+        msg = f"{what} {path} is not UTF-8: byte {error.start + 1:,} is {error.object[error.start]:#04x}; save it as UTF-8"
         raise kind(msg) from error
 
 
@@ -293,10 +293,10 @@ class _Range(NamedTuple):
         return above and below and math.isfinite(value)
 
     def __str__(self) -> str:
-        low = f"{'at least' if self.ends[0] == '[' else 'above'} {self.low:g}"
+        low = f"{'at least' if self.ends[0] == '[' else 'above'} {self.low:,}"
         if self.high == math.inf:
             return low
-        return f"{low} and {'at most' if self.ends[1] == ']' else 'below'} {self.high:g}"
+        return f"{low} and {'at most' if self.ends[1] == ']' else 'below'} {self.high:,}"
 
 
 _COUNT, _SHARE, _RATE = _Range(1), _Range(0, 1), _Range(0, 1, "()")
@@ -305,7 +305,7 @@ _RANGES: dict[str, _Range] = {
     "num_speculative_tokens": _Range(1, 64),
     "false_fail_rate": _RATE,
     "false_pass_rate": _RATE,
-    **dict.fromkeys(("largest_undetected_shift", "largest_undetected_shift_per_setting"), _RATE),
+    **dict.fromkeys((name for name in Plan.__dataclass_fields__ if name.startswith("largest_undetected")), _RATE),
     "minimum_speedup": _Range(0),
     "minimum_acceptance": _SHARE,
     "params.temperature": _Range(0),

@@ -10,6 +10,7 @@
     │   ├── UnsupportedModel     a cache that can't be rolled back, or an architecture we can't drive
     │   └── OutputError          a file can't be written, or can't be read back
     ├── SubjectError             what is under test broke while it was asked: a finding, not a crash
+    │   └── RequestRefused       it said aloud that it can't do what a request asks; fine, where ignoring it is not
     ├── ClaimViolated            a claim failed inside somebody's own test (also an AssertionError)
     └── InternalError            a bug in specverify itself
 
@@ -27,6 +28,7 @@ __all__ = [
     "PlanError",
     "PolicyError",
     "PromptError",
+    "RequestRefused",
     "SpecverifyError",
     "SubjectError",
     "UnsupportedModel",
@@ -68,6 +70,10 @@ class OutputError(UsageError):
 
 class SubjectError(SpecverifyError):
     """What is under test broke while it was asked; the run reports it as a finding."""
+
+
+class RequestRefused(SubjectError):
+    """What is under test can't do what a request asks, and says so."""
 
 
 class NonFiniteLogits(PairError):

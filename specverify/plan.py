@@ -55,6 +55,8 @@ class Plan:
     first_token_prompts: int = 4
     coupled_draws: int = 1_375
     """Steps in which the rule runs beside a second implementation: none different bounds TV by ln(1e6)/n, here 0.01."""
+    two_arms_tokens: int = 4_000
+    """Tokens of each arm of the `two-arms` check, at most."""
     parameter_tokens: int = 960
     """Tokens scored in each cell of the parameter grid."""
     greedy_prompts: int = 12
@@ -68,6 +70,8 @@ class Plan:
     """A pass whose stream could hide a larger shift of the mean PIT law (Kolmogorov distance) is INCONCLUSIVE."""
     largest_undetected_shift_per_setting: float = 0.2
     """The same of each setting of the parameter grid, which has fewer tokens."""
+    largest_undetected_acceptance: float = 0.1
+    """A pass that could hide a larger difference between measured and expected acceptance is INCONCLUSIVE."""
     minimum_speedup: float = 1.0
     """Below this the pair is refused a rollout on cost."""
     minimum_acceptance: float = 0.0
@@ -84,7 +88,7 @@ BUDGETS: dict[str, dict[str, int | float]] = {
     "standard": {},
     "deep": {
         "coupled_draws": 138_149, "lossless_tokens": 200_000, "first_token_samples": 10_000, "first_token_prompts": 8, "parameter_tokens": 20_000,
-        "greedy_prompts": 64, "cost_repeats": 40, "largest_undetected_shift": 0.02,
+        "greedy_prompts": 64, "two_arms_tokens": 16_384, "cost_repeats": 40, "largest_undetected_shift": 0.02,
         "largest_undetected_shift_per_setting": 0.05,
     },
 }  # fmt: skip

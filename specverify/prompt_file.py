@@ -52,7 +52,7 @@ def _prompt(line: str, *, default_id: str, place: str) -> Prompt:
         msg = f"{place} is not JSON: {error}"
         raise PromptError(msg) from error
     if not isinstance(raw, dict):
-        msg = f'{place} is not an object; write {{"text": …}}'
+        msg = f'{place} is not an object; write one {{"text": …}} a line'
         raise PromptError(msg)
     for key in raw.keys() - _KEYS:
         msg = f"{place} has the unknown key {key[:80]!r}; {nearest(key, _KEYS)}"

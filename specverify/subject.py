@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from specverify.decoding import Decoder
     from specverify.engines import Engine
     from specverify.models import LanguageModel
@@ -38,6 +40,8 @@ class Subject:
     """The reference decoder's parts, where it is what is under test: its rule can then be proved, its models timed."""
     pair: Pair | None = None
     """Tokenizers and configurations, where the models came from folders."""
+    detokenize: Callable[[Sequence[int]], str] | None = None
+    """Ids to text, where it is neither the reference decoder's nor the pair's tokenizer's."""
     rule: str = ""
     """The rule that the engine says it follows; where it is `chain`, and steps show their drafts, each stage is tested."""
     workers: int = 1

@@ -86,9 +86,13 @@ class _Probe:
         return probs.argmax(-1)
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
-        return self.draw(probs, stream=Stream.TARGET, at=at)
+        return self.draw(probs, stream=Stream.TARGET, at=at, guesses=guesses)
 
     def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> _Probe:
         del position, step

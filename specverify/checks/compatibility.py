@@ -10,11 +10,11 @@ PASS  worth knowing: it costs acceptance, or an engine may refuse it (padding, t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from specverify.checks.check import Check, reproduce
+from specverify.checks.ids import DifferingId, compare_ids, eos_ids, shown, stated_eos, token_strings, translation
 from specverify.records import CheckResult, Finding, Verdict, worst
 
 if TYPE_CHECKING:
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
-__all__ = ["DifferingId", "compare_ids", "compatibility", "eos_ids", "token_strings"]
+__all__ = ["PROVOKING_TEXTS", "DifferingId", "compare_ids", "compatibility", "eos_ids", "token_strings"]
 
 _MOST_NAMED = 5
-_RESERVED = re.compile(r"[<\[].*(unused|reserved|dummy|placeholder|extra)[^>\]]*[>\]]", re.IGNORECASE)
-"""Names of tokens that are kept free and that no text holds, such as `<|reserved_special_token_5|>` and `[unused7]`."""
-
-_PROVOKING_TEXTS = (
+PROVOKING_TEXTS = (
     "Hello, world!", " leading", "trailing ", "a  b   c    d", "\tTab\tbed", "one\ntwo\n\n\n", "dos\r\nline\r\n",
     "1234567890 3.14159 1,000,000 0x1F", "don't DON'T I'll we'VE", "ALLCAPS camelCase snake_case", "a" * 40,
     "e\u0301 \u00e9 \u00c5 A\u030a", "\ufb01ne \uff21\uff22\uff23 \u2460", "non\u00a0breaking\u2009thin\u3000wide",
@@ -48,65 +45,8 @@ _PROVOKING_TEXTS = (
 # ---------------------------------------------------------------------------------------------- ids
 
 
-@dataclass(frozen=True, kw_only=True)
-class DifferingId:
-    """An id that is not the same token to both; None is an id that the tokenizer doesn't have."""
-
-    id: int
-    target: str | None
-    draft: str | None
-    emittable: bool
-    """Both models can emit it, and to both it is a token that texts hold."""
-
-    def __str__(self) -> str:
-        """As findings name it."""
-        return f"id {self.id} is {_shown(self.target)} to the target and {_shown(self.draft)} to the draft"
-
-
-def token_strings(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """The token of every id, added ones included."""
-    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
-
-
-def compare_ids(target: LoadedModel, draft: LoadedModel) -> tuple[DifferingId, ...]:
-    """Every id that is not the same token to both, by id; `compatibility` and the command line judge them."""
-    ours, theirs = token_strings(target.tokenizer), token_strings(draft.tokenizer)
-    rows = min(target.model.vocab_size, draft.model.vocab_size)
-    return tuple(
-        DifferingId(
-            id=number,
-            target=ours.get(number),
-            draft=theirs.get(number),
-            emittable=number < rows and _is_text(ours.get(number)) and _is_text(theirs.get(number)),
-        )
-        for number in sorted(ours.keys() | theirs.keys())
-        if ours.get(number) != theirs.get(number)
-    )
-
-
-def eos_ids(loaded: LoadedModel) -> tuple[int, ...]:
-    """The ids that end a text: the generation config's, or the tokenizer's where that names none."""
-    own = loaded.tokenizer.eos_token_id
-    return _stated_eos(loaded) or (() if own is None else (int(own),))
-
-
-def _stated_eos(loaded: LoadedModel) -> tuple[int, ...]:
-    stated = getattr(loaded.generation_config, "eos_token_id", None)
-    if stated is None:
-        return ()
-    return tuple(sorted({int(number) for number in (stated if isinstance(stated, (list, tuple)) else [stated])}))
-
-
-def _is_text(token: str | None) -> bool:
-    return token is not None and not _RESERVED.fullmatch(token)
-
-
-def _shown(token: str | None) -> str:
-    return "no token" if token is None else repr(token if len(token) <= 40 else token[:39] + "…")
-
-
 def _token(tokens: Mapping[int, str], number: int | None) -> str:
-    return "none" if number is None else f"{number} ({_shown(tokens.get(number))})"
+    return "none" if number is None else f"{number} ({shown(tokens.get(number))})"
 
 
 def _named(items: Sequence[object]) -> str:
@@ -141,7 +81,7 @@ def _output_size(loaded: LoadedModel, role: str) -> Iterator[Finding]:
 
 def _own_eos(loaded: LoadedModel, role: str) -> Iterator[Finding]:
     """Whoever reads the tokenizer must stop where whoever reads the generation config stops."""
-    tokens, stated, own = token_strings(loaded.tokenizer), _stated_eos(loaded), loaded.tokenizer.eos_token_id
+    tokens, stated, own = token_strings(loaded.tokenizer), stated_eos(loaded), loaded.tokenizer.eos_token_id
     place = f"EOS of the {role}"
     severity = Verdict.FAIL if role == "target" else Verdict.PASS
     if own is None and not stated:
@@ -253,10 +193,10 @@ def _encoding(target: LoadedModel, draft: LoadedModel) -> Iterator[Finding]:
     """Normalisers, pre-tokenizers and merges by what they do; then what is put around a text."""
     one, other = target.tokenizer, draft.tokenizer
     otherwise = []
-    for tried in (*_PROVOKING_TEXTS, *sorted(one.get_added_vocab())[:10]):
+    for tried in (*PROVOKING_TEXTS, *sorted(one.get_added_vocab())[:10]):
         left, right = (list(each.encode(tried, add_special_tokens=False)) for each in (one, other))
         if left != right:
-            otherwise.append(f"{_shown(tried)} gives {_some(left)} by the target's and {_some(right)} by the draft's")
+            otherwise.append(f"{shown(tried)} gives {_some(left)} by the target's and {_some(right)} by the draft's")
     if otherwise:
         text = f"{len(otherwise)} of the tried texts are encoded otherwise, which costs acceptance: {_named(otherwise)}"
         yield _note(text, "encoding")
@@ -267,16 +207,14 @@ def _encoding(target: LoadedModel, draft: LoadedModel) -> Iterator[Finding]:
 
 def _decoding(target: LoadedModel, draft: LoadedModel) -> Iterator[Finding]:
     """The same ids must read as the same text; asked only where the token strings agree, which says more."""
-    for tried in _PROVOKING_TEXTS:
+    for tried in PROVOKING_TEXTS:
         ids = target.tokenizer.encode(tried, add_special_tokens=False)
         one, other = (
             str(each.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             for each in (target, draft)
         )
         if one != other:
-            text = (
-                f"ids {_some(ids)} read {_shown(one)} with the target's tokenizer and {_shown(other)} with the draft's"
-            )
+            text = f"ids {_some(ids)} read {shown(one)} with the target's tokenizer and {shown(other)} with the draft's"
             yield Finding(text=text, place="decoding")
             return
 
@@ -309,7 +247,9 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     target, draft = subject.pair.target, subject.pair.draft
     findings = [*_output_size(target, "target"), *_own_eos(target, "target")]
     differing: tuple[DifferingId, ...] = ()
-    if draft is not None:
+    handed_over = translation(subject)
+    findings += handed_over
+    if draft is not None and not handed_over:
         differing = compare_ids(target, draft)
         longest = max((len(prompt.token_ids) for prompt in subject.prompts), default=0) + plan.max_new_tokens
         findings += _of_both(target, draft, differing, longest=longest)
@@ -320,7 +260,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         id=compatibility.id,
         claim=compatibility.claim,
         verdict=verdict,
-        summary=_summary(findings, num_ids, num_differing=len(differing), alone=draft is None),
+        summary=_summary(findings, num_ids, num_differing=len(differing), alone=draft is None or bool(handed_over)),
         findings=tuple(findings),
         measurements=_measurements(target, draft, differing),
         num_samples=num_ids,
@@ -352,7 +292,7 @@ def _summary(findings: list[Finding], num_ids: int, *, num_differing: int, alone
         return f"{broken[0].place}: {broken[0].text}" + (f" (and {len(broken) - 1} more)" if len(broken) > 1 else "")
     notes = f"; {len(findings)} worth knowing" if findings else ""
     if alone:
-        return f"no draft model to compare; {num_ids:,} ids of the target's tokenizer fit its output layer{notes}"
+        return f"no draft's ids are taken as they are; {num_ids:,} ids of the target's tokenizer fit its output layer{notes}"
     return (
         f"{num_ids:,} ids compared, {f'{num_differing:,} differ' if num_differing else 'all the same to both'}{notes}"
     )

@@ -65,11 +65,16 @@ class Choices(Protocol):
         ...
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
         """One id from each row's law: the argmin of Exp(1) noise over probability [Daliri2024].
 
-        The noise is the position's, whatever the law and the step: two laws at one position run the same race.
+        The noise is the position's, whatever the law and the step: two laws at one position run the same race. `guesses`
+        says what it says to `draw`.
         """
         ...
 
@@ -92,9 +97,13 @@ def inverse_cdf(probs: Float[Tensor, "*rows vocab"], uniform: Float[Tensor, "*ro
     if not bool((total > 0).all()):
         msg = "a token was to be drawn from a row without positive probability"
         raise InternalError(msg)
-    drawn = torch.searchsorted(cdf, uniform.unsqueeze(-1) * total, right=True)  # first id with cdf > u * total
-    last_positive = torch.searchsorted(cdf, total)  # u * total may round up to total
-    return torch.minimum(drawn, last_positive).squeeze(-1)
+    reached = torch.minimum(uniform.unsqueeze(-1) * total, _below(total))  # u * total may round up to total
+    return torch.searchsorted(cdf, reached, right=True).squeeze(-1)  # the first id with cdf > u * total
+
+
+def _below(mass: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The next smaller float."""
+    return torch.nextafter(mass, torch.zeros_like(mass))
 
 
 def first_of_race(probs: Float[Tensor, "*rows vocab"], uniform: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows"]:

@@ -51,9 +51,14 @@ class Scripted:
         return inverse_cdf(probs, self.uniform(stream, at.expand(probs.shape[:-1])))
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
         """Every id has the same noise, that of the `TARGET` stream's uniform, so the most probable id wins."""
+        del guesses
         uniform = self.uniform(Stream.TARGET, at.expand(probs.shape[:-1]))
         return first_of_race(probs, uniform[..., None].expand_as(probs))
 

@@ -111,9 +111,14 @@ class SplitMix:
         return inverse_cdf(probs, self.uniform(stream, at))
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
         """The id whose Exp(1) noise over its probability is least; the noise is the position's, whatever the law."""
+        del guesses
         at = at.expand(probs.shape[:-1])
         position = self.position[:, None] + at  # [B, n]
         ids = torch.arange(probs.shape[-1])

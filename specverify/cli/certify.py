@@ -40,6 +40,12 @@ def certify(
     branching: options.Branching = None,
     drafter: options.Drafter = "model",
     fault: options.FaultName = "",
+    engine: options.EngineName = "",
+    url: options.Url = "",
+    model: options.Model = "",
+    serve: options.Serve = "",
+    option: options.EngineOption = None,
+    off: options.OffEngine = "",
     device: options.Device = None,
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -63,16 +69,19 @@ def certify(
         target=target, draft=draft, pair=pair, drafter=drafter, rule=rule, fault=fault, prompts=prompts, plan_file=plan,
         num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
+        engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off,
     )  # fmt: skip
     cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
     if matrix is not None:
         from specverify.cli.matrix import certify_matrix
 
         return certify_matrix(matrix, invocation, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
-    sources = invocation.sources()
-    folder = invocation.folder(sources)
+    sources, asked = invocation.sources(), invocation.plan()
+    folder = invocation.folder(sources, asked)
     with crash_kept_in(folder):
-        certificate = run(invocation, sources, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
+        certificate = run(
+            invocation, sources, asked, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json
+        )
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
@@ -80,6 +89,7 @@ def certify(
 def run(
     invocation: Invocation,
     sources: Sources,
+    plan: Plan,
     folder: Path,
     *,
     cluster: Mapping[str, Any] | None,
@@ -93,7 +103,6 @@ def run(
 
     from specverify.cli.progress import watching
 
-    plan = invocation.plan()
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
         return _certified(
@@ -119,23 +128,30 @@ def _certified(
     quiet: bool,
     keep_checkpoint: bool,
 ) -> Certificate:
+    from dataclasses import replace
+
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
+    from specverify.cli.engine_setup import decoded_by_engine
     from specverify.cli.output import last_of, render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
     chosen(plan)
     require_names(invocation, plan)
+    tell = _nobody if quiet else say
     with reserved(folder):
         watch.stage("loading", 1)
-        subject = make_subject(invocation, sources, plan)
-        digests = fingerprints(subject)
-        key = run_key(subject, plan, digests, fault=invocation.fault)
-        store = FileStore(folder, key, resume=resume, say=_nobody if quiet else say)
-        watch.advance()
+        loaded = make_subject(invocation, sources, plan)
+        digests = fingerprints(loaded)
         make = partial(make_subject, invocation, sources, plan)
-        with _computed_on(cluster, subject, plan, make, digests) as computed:
+        with (
+            decoded_by_engine(invocation, sources, loaded, plan, say=tell) as subject,
+            _computed_on(cluster, subject, plan, make, digests) as computed,
+        ):
+            key = run_key(subject, plan, digests, fault=invocation.fault)
+            store = FileStore(folder, key, resume=resume, say=tell)
+            watch.advance()
             certificate = certified(
                 computed,
                 plan,
@@ -145,6 +161,7 @@ def _certified(
                 trust_remote_code=invocation.trust_remote_code,
                 digests=digests,
             )
+        certificate = replace(certificate, command=invocation.whole_command())
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate, last_of(folder)))
         if not keep_checkpoint:

@@ -83,8 +83,8 @@ def _cell(
         say(f"cell {cell.name}")
     try:
         return run(
-            invocation, invocation.sources(), folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json,
-            keep_checkpoint=True,
+            invocation, invocation.sources(), invocation.plan(), folder, cluster=cluster, resume=resume, quiet=quiet,
+            as_json=as_json, keep_checkpoint=True,
         )  # fmt: skip
     except UsageError as error:
         msg = f"cell {cell.name}: {error}"

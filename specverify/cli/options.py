@@ -18,7 +18,12 @@ PairName = Annotated[
         "--pair", metavar="NAME", help="An embedded pair: embedded (the default), embedded-marginal, embedded-poor."
     ),
 ]
-Drafter = Annotated[str, Option(metavar="NAME", help="Where drafts come from: model, prompt-lookup.")]
+Drafter = Annotated[
+    str,
+    Option(
+        metavar="NAME", help="Where drafts come from: model, prompt-lookup; with another tokenizer: shared-ids, text."
+    ),
+]
 RuleName = Annotated[
     str, Option("--rule", metavar="NAME", help="Acceptance rule; an unknown name lists them.  [default: chain]")
 ]
@@ -32,6 +37,25 @@ NumSpeculativeTokens = Annotated[
 FaultName = Annotated[
     str,
     Option("--fault", metavar="NAME", help="Plant a known fault, to see the harness fail; see `specverify faults`."),
+]
+EngineName = Annotated[
+    str,
+    Option(
+        "--engine",
+        metavar="NAME",
+        help="Decode with this engine: a built-in name, or module:callable.  [default: ours]",
+    ),
+]
+Url = Annotated[str, Option(metavar="U", help="Of the engine's server, where one runs already.")]
+Model = Annotated[str, Option(metavar="M", help="The server's name for the model.")]
+Serve = Annotated[
+    str, Option(metavar="CMD", help="Starts the server; {port}, {target} and {draft} are filled in. It is ended, too.")
+]
+EngineOption = Annotated[
+    list[str] | None, Option("--option", metavar="K=V", help="A setting of the engine, by its own name; repeat it.")
+]
+OffEngine = Annotated[
+    str, Option("--off", metavar="ENGINE", help="The engine without speculation, where it can't be switched off.")
 ]
 TrustRemoteCode = Annotated[
     bool, Option("--trust-remote-code", help="Run code that a model brings along. Off unless asked: read it first.")

@@ -31,6 +31,9 @@ def reserved(folder: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    if folder.exists() and not folder.is_dir():
+        msg = f"{folder} is a file, and the certificate needs a folder; give another --out"
+        raise OutputError(msg)
     probe, lock = folder / f".probe-{secrets.token_hex(4)}", folder / ".lock"
     write_text_atomically(probe, "")
     probe.unlink(missing_ok=True)

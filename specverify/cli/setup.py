@@ -14,12 +14,13 @@ from specverify.checks.compatibility import compare_ids, eos_ids, token_strings
 from specverify.cli.exits import say
 from specverify.cli.invocation import require_known
 from specverify.decoding import Decoder
-from specverify.drafting import DEFAULT_BRANCHING, TREES, PromptLookup, branching_of, drafter_for
+from specverify.drafting import DEFAULT_BRANCHING, TREES, PromptLookup, TextDraft, branching_of, drafter_for
 from specverify.engines.reference import ReferenceEngine
 from specverify.errors import PairError, PlanError, PromptError
 from specverify.faults import find_fault
 from specverify.models.loading import load_pair
 from specverify.models.transformers import require_working_trees
+from specverify.models.two_tokenizers import text_of, translated
 from specverify.prompt_file import read_prompts
 from specverify.subject import EncodedPrompt, Subject
 from specverify.verification.rules import RULES
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specverify.cli.invocation import Invocation, Sources
+    from specverify.drafting import Drafter
+    from specverify.models import LanguageModel
     from specverify.models.loading import LoadedModel, Pair
     from specverify.plan import Plan
     from specverify.records import Prompt
 
-__all__ = ["balanced", "encode", "make_subject", "require_fit", "require_names"]
+__all__ = ["balanced", "encode", "make_subject", "require_names", "require_one_vocabulary", "require_smaller"]
 
 _SMALL = 100_000_000
 """Parameters below which a second thread in one operation costs more than it saves."""
@@ -48,7 +51,7 @@ def require_names(invocation: Invocation, plan: Plan) -> None:
     if invocation.fault:
         find_fault(invocation.fault)
     tree = RULES[invocation.rule].drafts in TREES
-    if tree and invocation.drafter != "model":
+    if tree and invocation.drafter not in {"model", "shared-ids"}:
         msg = f"--rule {invocation.rule} verifies trees, which {invocation.drafter} can't draft; use --drafter model"
         raise PlanError(msg)
     if not tree and invocation.branching is not None:
@@ -92,21 +95,28 @@ def make_subject(
         trust_remote_code=invocation.trust_remote_code,
     )
     if pair.draft is not None:
-        require_fit(pair.target, pair.draft)
+        require_smaller(pair.target, pair.draft)
+        if invocation.drafter == "model":
+            require_one_vocabulary(pair.target, pair.draft)
     if len(prompts) > plan.max_prompts:
         say(
             f"{plan.max_prompts} of the {len(prompts):,} prompts are used, evenly from every domain (max_prompts in the plan)"
         )
     room = min(one.model.max_length for one in (pair.target, pair.draft) if one is not None)
     encoded = encode(
-        balanced(prompts, plan.max_prompts), pair.target, positions=room, max_new_tokens=plan.max_new_tokens
+        balanced(prompts, plan.max_prompts),
+        pair.target,
+        positions=room,
+        max_new_tokens=plan.max_new_tokens,
+        ours=invocation.prompts is None,
     )
-    decoder = _decoder(pair, invocation, plan)
+    draft = _draft_model(pair, invocation)
+    decoder = _decoder(pair, draft, invocation, plan)
     workers = _workers(pair.target)
     subject = Subject(
         engine=ReferenceEngine(decoder, batch_size=plan.batch_size, workers=workers),
         target=pair.target.model,
-        draft=pair.draft.model if pair.draft is not None else None,
+        draft=draft if invocation.drafter != "text" else None,
         prompts=encoded,
         eos_token_ids=eos_ids(pair.target),
         decoder=decoder,
@@ -126,34 +136,40 @@ def _workers(target: LoadedModel) -> int:
     return min(_MOST_WORKERS, os.cpu_count() or 1)
 
 
-def _decoder(pair: Pair, invocation: Invocation, plan: Plan) -> Decoder:
-    target, tokenizer = pair.target.model, pair.target.tokenizer
+def _draft_model(pair: Pair, invocation: Invocation) -> LanguageModel | None:
+    """The draft over the target's ids, where it drafts ids and has a vocabulary of its own."""
+    if pair.draft is None or invocation.drafter != "shared-ids":
+        return pair.draft.model if pair.draft is not None else None
+    return translated(pair.target, pair.draft)
 
-    def detokenize(token_ids: Sequence[int]) -> str:
-        text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(text)
 
+def _drafter(pair: Pair, draft: LanguageModel | None, invocation: Invocation, plan: Plan) -> Drafter:
+    target = pair.target.model
+    if pair.draft is None or draft is None:
+        return PromptLookup(target.vocab_size)
+    if invocation.drafter == "text":
+        return TextDraft(draft, text_of(pair.draft), text_of(pair.target), target.vocab_size)
+    branching = _branching(invocation, plan)
+    return drafter_for(RULES[invocation.rule].drafts, draft, target.vocab_size, branching=branching)
+
+
+def _decoder(pair: Pair, draft: LanguageModel | None, invocation: Invocation, plan: Plan) -> Decoder:
+    target = pair.target.model
     named = RULES[invocation.rule]
     if named.drafts in TREES:
         require_working_trees(target)
-    branching = _branching(invocation, plan)
     return Decoder(
         target=target,
-        drafter=PromptLookup(target.vocab_size)
-        if pair.draft is None
-        else drafter_for(named.drafts, pair.draft.model, target.vocab_size, branching=branching),
+        drafter=_drafter(pair, draft, invocation, plan),
         rule=named.rule,
         drafts=named.drafts,
         num_speculative_tokens=plan.num_speculative_tokens,
-        detokenize=detokenize,
+        detokenize=text_of(pair.target).decode,
     )
 
 
-def require_fit(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise `PairError` for a pair that can't be run as one: swapped, or of two vocabularies.
-
-    A few ids that differ are for the `compatibility` check to judge; here most of them do, or the draft can't read one.
-    """
+def require_smaller(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise `PairError` for a pair that was swapped."""
     ours, theirs = target.model.num_parameters, draft.model.num_parameters
     if theirs > ours:
         msg = (
@@ -161,19 +177,26 @@ def require_fit(target: LoadedModel, draft: LoadedModel) -> None:
             "swap them: TARGET comes first"
         )
         raise PairError(msg)
+
+
+def require_one_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise `PairError` for a pair whose ids can't be handed over as they are.
+
+    A few ids that differ are for the `compatibility` check to judge; here most of them do, or the draft can't read one.
+    """
     tokens, readable = token_strings(target.tokenizer), draft.model.num_embeddings
     unread = [number for number in sorted(tokens) if readable <= number < target.model.vocab_size]
     if unread:
         msg = (
             f"the vocabularies are unlike: the draft {draft.source} has {readable:,} embeddings, so it can't read id "
-            f"{unread[0]} ({tokens[unread[0]]!r}) of the target; use a draft with the target's tokenizer"
+            f"{unread[0]} ({tokens[unread[0]]!r}) of the target; use a draft with the target's tokenizer, or --drafter shared-ids"
         )
         raise PairError(msg)
     differing = [each for each in compare_ids(target, draft) if each.emittable]
     if 2 * len(differing) > len(tokens):
         msg = (
             f"the vocabularies are unlike: {len(differing):,} of {len(tokens):,} ids are another token to the draft "
-            f"{draft.source} ({differing[0]}); use a draft with the target's tokenizer"
+            f"{draft.source} ({differing[0]}); use a draft with the target's tokenizer, or --drafter shared-ids"
         )
         raise PairError(msg)
 
@@ -210,11 +233,12 @@ def _ids(prompt: Prompt, target: LoadedModel) -> tuple[int, ...]:
 
 
 def encode(
-    prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int
+    prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int, ours: bool = False
 ) -> tuple[EncodedPrompt, ...]:
     """The prompts in the target's ids, with the special tokens that its tokenizer puts there.
 
-    `positions` is what target and draft both have. Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
+    `positions` is what target and draft both have. Raises `PromptError` for a prompt without a token, or one that leaves
+    no room for the answer; of `ours`, which nobody chose for this pair, such are left out as long as others fit.
     """
     room = positions - max_new_tokens
     encoded = []
@@ -224,10 +248,20 @@ def encode(
             msg = f"prompt '{prompt.id}' is empty: {target.source} makes no token of it; give it some text"
             raise PromptError(msg)
         if len(ids) > room:
+            if ours:
+                continue
             msg = (
                 f"prompt '{prompt.id}' has {len(ids):,} tokens and the plan asks for {max_new_tokens:,} more, but "
                 f"target and draft both have {positions:,} positions; shorten it, or lower max_new_tokens"
             )
             raise PromptError(msg)
         encoded.append(EncodedPrompt(id=prompt.id, domain=prompt.domain, token_ids=ids))
+    if not encoded:
+        msg = (
+            f"none of specverify's own prompts leaves room for {max_new_tokens:,} tokens in the {positions:,} positions "
+            "that target and draft both have; give your own with --prompts, or lower max_new_tokens in the plan"
+        )
+        raise PromptError(msg)
+    if len(encoded) < len(prompts):
+        say(f"{len(prompts) - len(encoded)} of specverify's own prompts are too long for this pair and left out")
     return tuple(encoded)

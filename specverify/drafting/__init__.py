@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from specverify.drafting.drafter import Drafter, Drafting, open_shared, pick
 from specverify.drafting.model import DraftModel
 from specverify.drafting.scripted import NoDraft, PromptLookup, ScriptedDrafts
+from specverify.drafting.text import TextDraft
 from specverify.drafting.tree import DEFAULT_BRANCHING, TREES, DraftTree, branching_of
 from specverify.verification.rules import Drafts
 
@@ -28,6 +29,7 @@ __all__ = [
     "NoDraft",
     "PromptLookup",
     "ScriptedDrafts",
+    "TextDraft",
     "branching_of",
     "drafter_for",
     "open_shared",

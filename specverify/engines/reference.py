@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specverify.context import Row
 from specverify.decoding import Decoder, autoregressive, speculative
+from specverify.drafting import DraftModel, NoDraft
 from specverify.engines import ALL_PARAMETERS, Capability
+from specverify.engines.options import Options
 from specverify.errors import PromptError
+from specverify.models.loading import DTYPES, load_pair
 from specverify.parallel import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from specverify.engines import EngineSettings
     from specverify.parallel import Elsewhere
     from specverify.records import DecodeRequest, DecodeTrace
 
-__all__ = ["ReferenceEngine"]
+__all__ = ["ReferenceEngine", "opened"]
 
 _WORTH_A_WORKER = 32
 """Rows below which a second batch side by side gains nothing."""
 _LIKE_LENGTH = 32
 """Tokens by which prompts of one batch may differ beyond a factor of 2."""
+_OPTIONS = Options(engine="reference", defaults={"dtype": "float32"}, choices={"dtype": tuple(DTYPES)})
 
 
 @dataclass(frozen=True)
@@ -94,3 +100,19 @@ class ReferenceEngine:
         if outside := [token for token in request.prompt_ids if not 0 <= token < target.vocab_size]:
             msg = f"prompt {request.prompt_id or request.id} holds id {outside[0]}, but {target.name} has {target.vocab_size} ids"
             raise PromptError(msg)
+
+
+@contextlib.contextmanager
+def opened(settings: EngineSettings) -> Iterator[ReferenceEngine]:
+    """`EngineFactory`: the models of the two folders under chain rejection; the option `dtype` is float32 unless given."""
+    options = _OPTIONS.read(settings.options)
+    pair = load_pair(settings.target, settings.draft, device="cpu", dtype=options["dtype"])
+    target, tokenizer = pair.target.model, pair.target.tokenizer
+    drafter = NoDraft(target.vocab_size) if pair.draft is None else DraftModel(pair.draft.model, target.vocab_size)
+    decoder = Decoder(
+        target=target,
+        drafter=drafter,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        detokenize=lambda ids: str(tokenizer.decode(list(ids))),
+    )
+    yield ReferenceEngine(decoder)

@@ -63,8 +63,8 @@ class _DrawnOtherwise:
     def draw(self, probs: Tensor, *, stream: Stream | Tensor, at: Tensor, guesses: Tensor | None = None) -> Tensor:
         return self.inner.draw(self.drawn(probs), stream=stream, at=at, guesses=guesses)
 
-    def race(self, probs: Tensor, *, at: Tensor) -> Tensor:
-        return self.inner.race(self.drawn(probs), at=at)
+    def race(self, probs: Tensor, *, at: Tensor, guesses: Tensor | None = None) -> Tensor:
+        return self.inner.race(self.drawn(probs), at=at, guesses=guesses)
 
     def moved(self, position: Tensor, step: Tensor) -> Choices:
         return self.inner.moved(position, step)

@@ -70,8 +70,8 @@ class _Reseeded:
     def draw(self, probs: Tensor, *, stream: Stream | Tensor, at: Tensor, guesses: Tensor | None = None) -> Tensor:
         return self.inner.draw(probs, stream=stream, at=at, guesses=guesses)
 
-    def race(self, probs: Tensor, *, at: Tensor) -> Tensor:
-        return self.inner.race(probs, at=at)
+    def race(self, probs: Tensor, *, at: Tensor, guesses: Tensor | None = None) -> Tensor:
+        return self.inner.race(probs, at=at, guesses=guesses)
 
     def moved(self, position: Tensor, step: Tensor) -> Choices:
         del position, step

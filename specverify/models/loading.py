@@ -162,7 +162,7 @@ def resolve_device(device: str) -> torch.device:
     except RuntimeError as error:
         msg = f"device {device!r} is unknown; use auto, cpu, cuda, or cuda:N"
         raise UsageError(msg) from error
-    if place.type not in _DEVICES:
+    if place.type not in _DEVICES or (place.type == "cpu" and place.index):
         msg = f"device {device!r} can't be used here; use auto, cpu, cuda, or cuda:N"
         raise UsageError(msg)
     if place.type != "cpu" and not getattr(torch, place.type).is_available():

@@ -173,10 +173,14 @@ class _PathChoices:
         return drawn
 
     def race(
-        self, probs: Float[Tensor, "batch n vocab"], *, at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
+        self,
+        probs: Float[Tensor, "batch n vocab"],
+        *,
+        at: Int[Tensor, " n"] | Int[Tensor, "batch n"],
+        guesses: Int[Tensor, "batch n"] | None = None,
     ) -> Int[Tensor, "batch n"]:
         """The position's own draw: each winner has its law, though two laws agree otherwise than in a race."""
-        return self.draw(probs, stream=Stream.TARGET, at=at)
+        return self.draw(probs, stream=Stream.TARGET, at=at, guesses=guesses)
 
     def _uniform(self, stream: Stream, place: int, position: int) -> int:
         return self.path.named((stream, self.rows[place], position))

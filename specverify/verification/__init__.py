@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-__all__ = ["Proposal", "Rule", "Verification", "leading", "row_at"]
+__all__ = ["Proposal", "Rule", "Verification", "draft_row_at", "leading", "row_at"]
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,14 @@ def leading(flags: Bool[Tensor, "batch k"]) -> Int[Tensor, " batch"]:
 
 def row_at(probs: Float[Tensor, "batch n vocab"], place: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
     """Each sequence's row at its own place."""
-    return probs[torch.arange(len(probs), device=probs.device), place]
+    first = torch.arange(len(probs), device=probs.device) * probs.shape[1]
+    return probs.flatten(0, 1).index_select(0, first + place)
+
+
+def draft_row_at(proposal: Proposal, place: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
+    """Each sequence's draft law at its own place; zeros after its last draft, since nothing was drafted for the bonus."""
+    laws = proposal.draft_probs
+    if not laws.shape[1]:
+        return laws.new_zeros(len(laws), laws.shape[2])
+    there = place < proposal.num_draft_tokens
+    return torch.where(there[:, None], row_at(laws, place.clamp(max=laws.shape[1] - 1)), 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specverify.choices import Choices, Stream
-from specverify.verification import Proposal, Verification, row_at
+from specverify.verification import Proposal, Verification, draft_row_at, row_at
 from specverify.verification.chain import residual
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def block_verification(
     num_accepted = (falls * (places + 1)).amax(-1) if k else torch.zeros_like(proposal.num_draft_tokens)
 
     kept = weight.gather(1, num_accepted[:, None])
-    next_probs = residual(kept * row_at(target_probs, num_accepted), row_at(draft_probs, num_accepted))
+    next_probs = residual(kept * row_at(target_probs, num_accepted), draft_row_at(proposal, num_accepted))
     stream = torch.where(num_accepted < proposal.num_draft_tokens, Stream.RESIDUAL, Stream.BONUS)
     next_token_ids = choices.draw(next_probs[:, None], stream=stream[:, None], at=num_accepted[:, None])[:, 0]
     return Verification(num_accepted, next_token_ids)

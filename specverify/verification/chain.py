@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specverify.choices import Choices, Stream
-from specverify.verification import Proposal, Verification, leading, row_at
+from specverify.verification import Proposal, Verification, draft_row_at, leading, row_at
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -29,8 +29,7 @@ def chain_rejection(
     num_accepted = leading(choices.accept(probs, stream=Stream.ACCEPT, at=places, leading=True))
 
     rejected = num_accepted < proposal.num_draft_tokens
-    draft_probs = torch.nn.functional.pad(proposal.draft_probs, (0, 0, 0, 1))  # nothing was drafted for the bonus
-    next_probs = residual(row_at(target_probs, num_accepted), row_at(draft_probs, num_accepted))
+    next_probs = residual(row_at(target_probs, num_accepted), draft_row_at(proposal, num_accepted))
     stream = torch.where(rejected, Stream.RESIDUAL, Stream.BONUS)
     next_token_ids = choices.draw(next_probs[:, None], stream=stream[:, None], at=num_accepted[:, None])[:, 0]
     return Verification(num_accepted, next_token_ids)

@@ -27,14 +27,20 @@ def gumbel_coupling(
     target alone would emit with the same seed, bit for bit, at any temperature.
     """
     places = torch.arange(target_probs.shape[1], device=target_probs.device)
-    return matching(proposal, choices.race(target_probs, at=places))
+    guesses = torch.where(proposal.drafted, proposal.token_ids, -1)
+    return matching(proposal, choices.race(target_probs, at=places, guesses=guesses))
 
 
 def match_probability(
     target_probs: Float[Tensor, "*rows vocab"], draft_probs: Float[Tensor, "*rows vocab"]
 ) -> Float[Tensor, "*rows"]:
-    """How often both races have one winner: Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x) [Daliri2024, Thm. 3]."""
+    """How often both races have one winner: Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x) [Daliri2024, Thm. 3].
+
+    The first term of the maximum is the larger one where p_y / q_y >= p_x / q_x. So with the ids in falling order of p / q
+    both sums over y are cumulative ones, and a whole vocabulary takes one sort.
+    """
     p, q = target_probs.double(), draft_probs.double()
-    both = (p > 0) & (q > 0)
-    ratios = torch.maximum(p[..., None, :] / p[..., :, None], q[..., None, :] / q[..., :, None])  # [..., x, y]
-    return torch.where(both, 1 / ratios.sum(-1), 0).sum(-1)
+    order = torch.where(p > 0, p / q, 0).argsort(-1, descending=True)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    from_target, from_draft = p.cumsum(-1), q.sum(-1, keepdim=True) - q.cumsum(-1)
+    return torch.where((p > 0) & (q > 0), 1 / (from_target / p + from_draft.clamp(min=0) / q), 0).sum(-1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specverify.choices import Stream
-from specverify.verification import Proposal, Verification, leading, row_at
+from specverify.verification import Proposal, Verification, draft_row_at, leading, row_at
 from specverify.verification.chain import residual
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class LossyRule:
         )
         num_accepted = leading(accepted)
         p = row_at(target_probs, num_accepted)
-        q = row_at(torch.nn.functional.pad(proposal.draft_probs, (0, 0, 0, 1)), num_accepted)
+        q = draft_row_at(proposal, num_accepted)
         rejected = num_accepted < proposal.num_draft_tokens
         law = torch.where(rejected[:, None], self.replacement(p, q), p)
         stream = torch.where(rejected, Stream.RESIDUAL, Stream.BONUS)

@@ -1,4 +1,4 @@
-"""Two vocabularies: what a draft may propose where not every id of one model is an id of the other."""
+"""Two vocabularies: the law of a draft over the target's ids, and drafts that go through their text."""
 
 from __future__ import annotations
 
@@ -9,31 +9,59 @@ import torch
 from specverify.errors import PairError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from jaxtyping import Float, Int
     from torch import Tensor
 
-__all__ = ["intersected", "round_trip"]
+__all__ = ["intersected", "require_map", "round_trip", "shared_ids", "target_ids_from_offsets"]
+
+_NOT_SHARED = -1
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer decodes a part of a character to."""
+
+
+def shared_ids(
+    draft_tokens: Mapping[str, int], target_tokens: Mapping[str, int], draft_vocab_size: int
+) -> Int[Tensor, " draft_vocab"]:
+    """The target's id of each of the draft's, where both tokenizers have the same token string; -1 elsewhere [Timor2025]."""
+    target_ids = torch.full((draft_vocab_size,), _NOT_SHARED)
+    for token in draft_tokens.keys() & target_tokens.keys():
+        if draft_tokens[token] < draft_vocab_size:
+            target_ids[draft_tokens[token]] = target_tokens[token]
+    return target_ids
+
+
+def target_ids_from_offsets(offsets: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+    """The target's ids of a reduced draft vocabulary, from what each has to be moved by (EAGLE-3's `d2t`)."""
+    return torch.arange(len(offsets), device=offsets.device) + offsets
+
+
+def require_map(target_ids: Int[Tensor, " draft_vocab"]) -> None:
+    """Raise `PairError` where no id is shared, or two are mapped to one, whose law would be lost."""
+    ids = target_ids[target_ids >= 0]
+    if len(ids) and len(set(ids.tolist())) == len(ids):
+        return
+    what = "two ids of the draft are one" if len(ids) else "no id of the draft is one"
+    msg = f"{what} of the target's, so nothing can be drafted by id; draft through the text (--drafter text)"
+    raise PairError(msg)
 
 
 def intersected(
     draft_probs: Float[Tensor, "*rows draft_vocab"], target_ids: Int[Tensor, " draft_vocab"], vocab_size: int
 ) -> Float[Tensor, "*rows vocab"]:
-    """The draft's law over the target's ids: q'(v) = q(v) / Z where both have v, and 0 elsewhere [Timor2025, Alg. 4].
+    """q'(v) = q(v) / Z for the target's ids v that the draft has, too, and 0 for the others [Timor2025, Alg. 4].
 
-    `target_ids` names the target's id of each of the draft's, -1 where it has none. Drafts must be *drawn* from q', and q'
-    reported; a reduced draft vocabulary (EAGLE-3) is the case in which every id has one. Raises `PairError` where a law
-    has no mass on shared ids.
+    A draft must be *drawn* from q', and q' be its reported law: then every rule is as lossless as with one vocabulary, and
+    the residual covers what the draft can't say. Where q has no mass on a shared id, q' is uniform over the shared ones:
+    any law does, as long as drafts are drawn from it. Raises what `require_map` raises.
     """
+    require_map(target_ids)
     shared = target_ids >= 0
-    mass = torch.where(shared, draft_probs, 0)
-    total = mass.sum(-1, keepdim=True)
-    if not bool((total > 0).all()):
-        msg = "the draft puts no probability on any id that the target has, too; use a draft whose tokenizer overlaps more"
-        raise PairError(msg)
-    law = draft_probs.new_zeros(*draft_probs.shape[:-1], vocab_size)
-    return law.index_add(-1, target_ids[shared], (mass / total)[..., shared])
+    mass = draft_probs[..., shared].double()
+    mass = torch.where(mass.sum(-1, keepdim=True) > 0, mass, 1)
+    law = mass.new_zeros(*mass.shape[:-1], vocab_size)
+    return law.index_copy(-1, target_ids[shared], mass / mass.sum(-1, keepdim=True))
 
 
 def round_trip(
@@ -43,14 +71,19 @@ def round_trip(
     decode_draft: Callable[[Sequence[int]], str],
     decode_target: Callable[[Sequence[int]], str],
     encode_target: Callable[[str], Sequence[int]],
+    look_behind: int = 8,
 ) -> tuple[int, ...]:
-    """A draft in the target's ids, by way of its text; point masses, for sample-and-match.
+    """A draft in the target's ids, by way of its text: point masses, for any rule over chains.
 
-    The text so far and the draft's are encoded together, and the draft's share begins where the encoding leaves the ids
-    that were `said`. Nothing is proposed where it doesn't begin there: a merge across the border would change what was
-    said. The last id is left out, since more text could merge with it.
+    The end of what was `said` is encoded together with the draft's text, so that they merge as they would in one text: as
+    much of it, up to `look_behind` ids, as the encoding gives back unchanged. What more text could still change is cut off:
+    the last id, and before it a character of which the draft holds a part. The tokenizers' functions add no special ids
+    and skip none. Whatever this gives, verification stays lossless; a bad guess is only refused.
     """
-    encoded = tuple(encode_target(decode_target(said) + decode_draft(draft_ids)))
-    if encoded[: len(said)] != tuple(said):
-        return ()
-    return encoded[len(said) : -1]
+    text = decode_draft(draft_ids).rstrip(_INCOMPLETE)
+    tail = tuple(said[max(0, len(said) - look_behind) :])
+    encoded = tuple(encode_target(decode_target(tail) + text))
+    while encoded[: len(tail)] != tail:
+        tail = tail[1:]
+        encoded = tuple(encode_target(decode_target(tail) + text))
+    return encoded[len(tail) : -1]

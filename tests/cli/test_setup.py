@@ -8,21 +8,32 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from specverify.certify import run_check
+from specverify.checks.compatibility import compatibility
 from specverify.cli.invocation import Invocation
 from specverify.cli.progress import Bars, Lines, watching
 from specverify.cli.setup import balanced, encode, make_subject, require_names
 from specverify.drafting import DraftModel, DraftTree, PromptLookup
-from specverify.errors import PlanError, PromptError, UnsupportedModel
+from specverify.errors import PairError, PlanError, PromptError, UnsupportedModel
 from specverify.models import kv_cache
 from specverify.models.loading import load_model
 from specverify.pairs import embedded
-from specverify.records import Message, Prompt
+from specverify.plan import Plan
+from specverify.records import DecodeRequest, Message, Prompt, SamplingParams, Verdict, count
 from specverify.verification.rules import RULES, Drafts, NamedRule
 from specverify.watch import Silent
 from tests.unit.trees import rule_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from specverify.subject import Subject
 
 
@@ -74,6 +85,17 @@ def test_a_conversation_goes_through_the_targets_template() -> None:
     target.tokenizer.chat_template = None
     with pytest.raises(PromptError, match="prompt 'chat' is a conversation"):
         encode([asked], target, positions=512, max_new_tokens=16)
+
+
+def test_prompts_that_nobody_chose_give_way() -> None:
+    """Ours are left out where they don't fit the pair; the user's own is named and refused."""
+    target = load_model(embedded().target)
+    asked = [Prompt(id="short", domain="d", text="Hello"), Prompt(id="long", domain="d", text="Hello there " * 40)]
+    assert [one.id for one in encode(asked, target, positions=40, max_new_tokens=16, ours=True)] == ["short"]
+    with pytest.raises(PromptError, match="prompt 'long' has"):
+        encode(asked, target, positions=40, max_new_tokens=16)
+    with pytest.raises(PromptError, match="give your own with --prompts"):
+        encode(asked, target, positions=16, max_new_tokens=16, ours=True)
 
 
 # ------------------------------------------------------------------------------------------------- rules and their drafts
@@ -154,3 +176,39 @@ def test_a_target_that_cant_take_trees_is_one_sentence(monkeypatch: pytest.Monke
     ):
         made(rule="test-WITH_REPLACEMENT")
     assert isinstance(made(rule="chain").decoder.drafter, DraftModel)
+
+
+# ------------------------------------------------------------------------------------------------- two vocabularies
+def _other_tokenizer(folder: Path) -> Path:
+    """A small random draft whose tokenizer was trained on a few words of its own."""
+    words = Tokenizer(BPE())
+    words.pre_tokenizer, words.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    trainer = BpeTrainer(vocab_size=300, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    words.train_from_iterator(["the cat and the other cat said that there was nothing there"] * 4, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    size = words.get_vocab_size()
+    GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=32, n_layer=1, n_head=2, n_positions=512)).save_pretrained(
+        folder
+    )
+    return folder
+
+
+@pytest.mark.parametrize("drafter", ["shared-ids", "text"])
+def test_a_draft_with_another_tokenizer_changes_no_token(drafter: str, tmp_path: Path) -> None:
+    """Greedy texts are the target's own, something is drafted, and the certificate says how ids are handed over."""
+    pair = {"target": str(embedded().target), "draft": str(_other_tokenizer(tmp_path))}
+    with pytest.raises(PairError, match="--drafter shared-ids"):
+        made(**pair)
+    subject = made(**pair, drafter=drafter)
+    params = SamplingParams(temperature=0, max_new_tokens=12)
+    rows = [
+        DecodeRequest(id=f"{prompt.id}/{arm}", prompt_ids=prompt.token_ids, params=params, speculation=arm)
+        for arm in (True, False)
+        for prompt in subject.prompts
+    ]
+    traces = list(subject.engine.decode(rows))
+    assert [trace.token_ids for trace in traces[:2]] == [trace.token_ids for trace in traces[2:]]
+    assert count(traces).num_draft_tokens > 0
+    result = run_check(compatibility, subject, Plan())
+    assert result.verdict is Verdict.PASS
+    assert any("handed over" in found.text for found in result.findings)

@@ -33,8 +33,9 @@ class Racing:
 
     inner: Philox
 
-    def race(self, probs: torch.Tensor, *, at: torch.Tensor) -> torch.Tensor:
+    def race(self, probs: torch.Tensor, *, at: torch.Tensor, guesses: torch.Tensor | None = None) -> torch.Tensor:
         """The first to arrive at the rate of its probability."""
+        del guesses
         position = (self.inner.position[:, None] + at)[..., None]
         seed, sequence = self.inner.seed[:, None, None], self.inner.sequence[:, None, None]
         uniform = uniform53(seed, torch.tensor(NOISE), sequence, position, torch.arange(probs.shape[-1]))
