@@ -59,7 +59,6 @@ def golden(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("real")
     made = record(load_pair(pair / "target", pair / "draft"), PROMPTS, name="real", provenance=now(), max_new_tokens=8)
     write_recording(folder, made)
-    print({file.name: file.stat().st_size for file in folder.iterdir()})
     return read_recording(folder, command="")
 
 
