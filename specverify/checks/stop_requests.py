@@ -230,6 +230,8 @@ def detokenizer(subject: Subject) -> Detokenize | None:
     """Ids to text, where the engine takes stop strings and the pair has a tokenizer."""
     if Capability.STOP_STRINGS not in subject.engine.capabilities:
         return None
+    if subject.detokenize is not None:
+        return subject.detokenize
     if subject.decoder is not None and subject.decoder.detokenize is not None:
         return subject.decoder.detokenize
     if subject.pair is None:

@@ -156,8 +156,8 @@ def _same_target(one: Subject, other: Subject) -> bool:
 
 
 def _certificate(name: str) -> Side | None:
-    from specverify.codec import read_certificate
     from specverify.compare.sides import of_certificate
+    from specverify.statement import read_certificate
 
     path = Path(name)
     file = path / "certificate.json" if path.is_dir() else path
@@ -275,8 +275,8 @@ def _watch(
 
 def _baseline_of(name: str) -> float:
     """Accepted / drafted of a certificate or golden, lowered by as much as the interval of Σ min(p, q) allows."""
-    from specverify.codec import read_certificate
     from specverify.compare.sides import of_certificate, of_golden
+    from specverify.statement import read_certificate
 
     golden = _golden(name)
     if golden is not None:

@@ -47,6 +47,13 @@ class Invocation:
     """Children of a node by its depth, such as `3,2,1`, for a rule over trees."""
     num_speculative_tokens: int | None = None
     fault: str = ""
+    engine: str = ""
+    """Decodes in place of the reference decoder."""
+    url: str = ""
+    model: str = ""
+    serve: str = ""
+    option: tuple[str, ...] = ()
+    off: str = ""
     trust_remote_code: bool = False
     prompts: Path | None = None
     plan_file: Path | None = None
@@ -103,7 +110,8 @@ class Invocation:
 
     def folder(self, sources: Sources, plan: Plan) -> Path:
         """Where the certificate goes: neither a planted fault nor a part of the checks overwrites a whole certificate."""
-        name = f"{sources.name}-fault-{self.fault}" if self.fault else sources.name
+        by = "-" + re.sub(r"[^\w.+-]+", "-", self.engine) if self.engine else ""
+        name = f"{sources.name}-fault-{self.fault}" if self.fault else sources.name + by
         part = f"-only-{'+'.join(sorted(set(plan.only)))}" if plan.only else ""
         return self.out if self.out is not None else Path("specverify-out") / f"{name}{part}"
 
@@ -123,8 +131,8 @@ class Invocation:
             if each.name in {"target", "draft", *leave_out} or value == getattr(usual, each.name):
                 continue
             option = "--" + each.name.removesuffix("_file").replace("_", "-")
-            given = ",".join(value) if isinstance(value, tuple) else str(value)
-            words += [option] if value is True else [option, given]
+            values = value if isinstance(value, tuple) else (value,)
+            words += [option] if value is True else [word for one in values for word in (option, str(one))]
         return shlex.join(words)
 
 
