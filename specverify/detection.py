@@ -226,7 +226,8 @@ def detections(
 ) -> Iterator[Detection]:
     """The healthy decoder, then each fault; every one as it is done.
 
-    `tokens` is the budget of the e-process, `compared` that of every other test, and of what no stream shows. Raises `PlanError` where the subject isn't a reference decoder with a draft model.
+    `tokens` is the budget of the e-process, `compared` that of every other test, and of what no stream shows. Raises
+    `PlanError` where the subject isn't a reference decoder with a draft model.
     """
     if subject.decoder is None or subject.draft is None:
         msg = "faults are planted in the reference decoder with a draft model; leave out --drafter"

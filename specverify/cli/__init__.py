@@ -11,6 +11,7 @@ import typer
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.detection import detection
+from specverify.cli.drafts import drafts
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
@@ -34,6 +35,7 @@ app.command(short_help="Count false alarms over many runs without a fault.")(cal
 app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
 app.command(short_help="Tokens to proof of each structured fault, beside the tests and criteria in use.")(detection)
+app.command(short_help="Say which of two drafts a target accepts more, on the same text.")(drafts)
 
 
 @app.command()

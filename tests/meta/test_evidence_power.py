@@ -1,5 +1,6 @@
-"""Every test finds every fault at the number of tokens that it asks for, alarms no more often than it says, and its two
-designs agree; and pitfalls that a correct decoder falls into where texts are chosen by how they end.
+"""Every test finds every fault at the number of tokens that it asks for, and alarms no more often than it says.
+
+Its two designs agree; and a correct decoder falls into the study's pitfalls where texts are chosen by how they end.
 
 Every simulation has a fixed seed; long ones run at night.
 """
