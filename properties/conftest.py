@@ -1,4 +1,4 @@
-"""The option that points the conformance suite at somebody else's verifier."""
+"""The conformance suite on somebody else's verifier: `--specverify-rule` is an option of specverify's pytest plugin."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ if TYPE_CHECKING:
     import pytest
 
 OURS = ("chain", "match")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--specverify-rule module:function`, as `specverify qualify --rule`."""
-    group = parser.getgroup("specverify")
-    group.addoption("--specverify-rule", metavar="MODULE:FUNCTION", help="the verifier to hold the claims on")
-    group.addoption("--specverify-shape", metavar="NAME", help="how it is called, where its parameters don't say")
-    group.addoption("--specverify-seed", metavar="S", type=int, default=0, help="of the examples")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

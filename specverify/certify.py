@@ -23,7 +23,7 @@ import torch
 from specverify import __version__
 from specverify.checks.acceptance import acceptance
 from specverify.checks.boundary import boundary
-from specverify.checks.check import Unscored
+from specverify.checks.check import Unscored, not_honoured
 from specverify.checks.compatibility import compatibility
 from specverify.checks.cost import cost
 from specverify.checks.exactness import exactness
@@ -32,6 +32,7 @@ from specverify.checks.lossless import lossless
 from specverify.checks.parameters import parameters
 from specverify.checks.reproducibility import reproducibility
 from specverify.checks.stopping import stopping
+from specverify.checks.two_arms import two_arms
 from specverify.errors import PlanError, SpecverifyError, SubjectError
 from specverify.judge import headline, judge
 from specverify.models.fingerprint import fingerprint
@@ -41,7 +42,7 @@ from specverify.scoring import ScoredTraces, score
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from specverify.checks.check import Check, Round
     from specverify.plan import Plan
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["CHECKS", "Store", "certify", "environment", "fingerprints", "run_check"]
+__all__ = ["CHECKS", "ON_REQUEST", "Store", "certify", "environment", "fingerprints", "run_check"]
 
 CHECKS: tuple[Check, ...] = (
     compatibility,
@@ -64,6 +65,9 @@ CHECKS: tuple[Check, ...] = (
     cost,
 )
 """In the order in which they run: cheaper and stronger answers first."""
+
+ON_REQUEST: tuple[Check, ...] = (two_arms,)
+"""Checks that cost as much as all of those, and run where they are named, or with `--budget deep`."""
 
 
 class Store(Protocol):
@@ -124,7 +128,7 @@ def certify(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=subject.command,
         verdict=worst(result.verdict for result in judged),
-        headline=headline(judged, fault=fault, whole=not plan.only),
+        headline=headline(judged, fault=fault, whole=not plan.only, engine=subject.engine.name),
         target=target,
         draft=draft,
         engine=subject.engine.name,
@@ -143,14 +147,15 @@ def certify(
 
 
 def chosen(plan: Plan) -> tuple[Check, ...]:
-    """The checks that the plan names; all when it names none. Raises `PlanError` with the nearest name."""
-    known = {check.id: check for check in CHECKS}
+    """The checks that the plan names; the usual ones when it names none. Raises `PlanError` with the nearest name."""
+    known = {check.id: check for check in (*CHECKS, *ON_REQUEST)}
     for name in plan.only:
         if name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.4)
             msg = f"there is no check named '{name}'; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known)}"
             raise PlanError(msg)
-    return tuple(check for check in CHECKS if not plan.only or check.id in plan.only)
+    usual = {check.id for check in CHECKS} | ({check.id for check in ON_REQUEST} if plan.budget == "deep" else set())
+    return tuple(check for check in known.values() if check.id in (plan.only or usual))
 
 
 class Transcripts:
@@ -176,6 +181,7 @@ class Transcripts:
                     draft=subject.draft,
                     stages=subject.rule == "chain" and subject.drafts_follow_law,
                     workers=subject.workers,
+                    elsewhere=subject.elsewhere,
                 )
         return self._scored[key]
 
@@ -213,11 +219,14 @@ def run_check(
     transcripts = Transcripts(subject) if transcripts is None else transcripts
     started = time.perf_counter()
     try:
+        lacks: set[str] = set()
+        honoured = _honoured(subject, check.rounds(subject, plan), lacks)
+        rounds: Iterable[Round]
         if check.wanted_tokens:  # rounds are made as they are asked: a suspicion may want ten times as many
-            rounds = check.rounds(subject, plan)
+            rounds = honoured
             watch.stage(check.id, check.wanted_tokens(plan))
         else:
-            rounds = list(check.rounds(subject, plan))
+            rounds = list(honoured)
             watch.stage(check.id, len(rounds))
         scored = ScoredTraces()
         for asked in rounds:
@@ -226,7 +235,10 @@ def run_check(
             watch.advance(len(scored) - known if check.wanted_tokens else 1)
             if check.decided(plan, scored):
                 break
-        result = check.conclude(subject, plan, scored)
+        if lacks and not scored.traces:
+            result = _nothing_asked(check, subject, lacks)
+        else:
+            result = _with_unasked(check.conclude(subject, plan, scored), subject, lacks)
     except SubjectError as error:
         result = CheckResult(
             id=check.id,
@@ -236,6 +248,31 @@ def run_check(
             findings=(Finding(text=str(error)),),
         )
     return dataclasses.replace(result, elapsed_s=time.perf_counter() - started)
+
+
+def _honoured(subject: Subject, rounds: Iterable[Round], lacks: set[str]) -> Iterator[Round]:
+    """Each round without the requests that set what the engine doesn't honour; `lacks` gets the names of that."""
+    for asked in rounds:
+        missing = {request: not_honoured(subject, request.params) for request in dict.fromkeys(asked)}
+        if any(missing.values()):
+            lacks.update(*missing.values())
+            kept = [request for request in asked if not missing[request]]
+            asked = Unscored(kept) if isinstance(asked, Unscored) else tuple(kept)  # noqa: PLW2901 - the round that is asked
+        if asked:
+            yield asked
+
+
+def _nothing_asked(check: Check, subject: Subject, lacks: Iterable[str]) -> CheckResult:
+    summary = f"{subject.engine.name} does not take {', '.join(sorted(lacks))}, so nothing was asked"
+    return CheckResult(id=check.id, claim=check.claim, verdict=Verdict.NOT_RUN, summary=summary)
+
+
+def _with_unasked(result: CheckResult, subject: Subject, lacks: Iterable[str]) -> CheckResult:
+    """Say what was left out because the engine doesn't take it."""
+    if not lacks:
+        return result
+    text = f"not asked, because {subject.engine.name} does not take it: {', '.join(sorted(lacks))}"
+    return dataclasses.replace(result, findings=(*result.findings, Finding(text=text, severity=Verdict.PASS)))
 
 
 def environment(device: torch.device, dtype: str) -> Environment:

@@ -6,9 +6,11 @@
     │   │   └── NonFiniteLogits  a model returned NaN or +inf
     │   ├── PromptError          a prompt or a prompt file can't be used
     │   ├── PlanError            a plan, parameter, check or fault name can't be used
+    │   ├── PolicyError          a policy of the gate can't be used
     │   ├── UnsupportedModel     a cache that can't be rolled back, or an architecture we can't drive
     │   └── OutputError          a file can't be written, or can't be read back
     ├── SubjectError             what is under test broke while it was asked: a finding, not a crash
+    │   └── RequestRefused       it said aloud that it can't do what a request asks; fine, where ignoring it is not
     ├── ClaimViolated            a claim failed inside somebody's own test (also an AssertionError)
     └── InternalError            a bug in specverify itself
 
@@ -24,7 +26,9 @@ __all__ = [
     "OutputError",
     "PairError",
     "PlanError",
+    "PolicyError",
     "PromptError",
+    "RequestRefused",
     "SpecverifyError",
     "SubjectError",
     "UnsupportedModel",
@@ -52,6 +56,10 @@ class PlanError(UsageError):
     """A plan, a parameter, or the name of a check or fault can't be used."""
 
 
+class PolicyError(UsageError):
+    """A policy of the gate can't be used."""
+
+
 class UnsupportedModel(UsageError):
     """The model keeps a state that can't be rolled back, or can't be driven at all."""
 
@@ -62,6 +70,10 @@ class OutputError(UsageError):
 
 class SubjectError(SpecverifyError):
     """What is under test broke while it was asked; the run reports it as a finding."""
+
+
+class RequestRefused(SubjectError):
+    """What is under test can't do what a request asks, and says so."""
 
 
 class NonFiniteLogits(PairError):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from specverify.records import CheckResult
 
-__all__ = ["headline", "judge"]
+__all__ = ["NEEDED", "headline", "judge"]
 
-_NEEDED = {"greedy", "lossless"}
+NEEDED = ("greedy", "lossless")
 """Checks without which no pair is let out."""
 _ABOUT_THE_PAIR = {"compatibility", "cost"}
 """Checks that no fault of a decoder can fail."""
@@ -78,7 +78,7 @@ def _sentence(test: StatisticalTest) -> str:
     return f"{test.name}: p = {test.p_value:.1e} (fails below {test.allowed:.1e})"
 
 
-def headline(results: Sequence[CheckResult], *, fault: str, whole: bool) -> str:
+def headline(results: Sequence[CheckResult], *, fault: str, whole: bool, engine: str = "reference") -> str:
     """May it go out, and if not, why: one sentence. Without the `whole` list of checks nothing may."""
     by_verdict = {verdict: [result.id for result in results if result.verdict is verdict] for verdict in Verdict}
     failed, thin, not_run = (by_verdict[each] for each in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_RUN))
@@ -95,12 +95,13 @@ def headline(results: Sequence[CheckResult], *, fault: str, whole: bool) -> str:
         return f"Not decided: {', '.join(thin)} could not be settled with these samples."
     if not by_verdict[Verdict.PASS]:
         return "Nothing was checked."
-    if not whole or not set(by_verdict[Verdict.PASS]) >= _NEEDED:
+    if not whole or not set(by_verdict[Verdict.PASS]) >= set(NEEDED):
         passed = ", ".join(by_verdict[Verdict.PASS])
         return f"No difference was found by {passed}; only a run of all checks can let the pair out."
     left_out = f" ({', '.join(not_run)} did not run)" if not_run else ""
     pays = "speculation pays" if "cost" in by_verdict[Verdict.PASS] else "whether speculation pays was not measured"
-    return f"This pair may go out: no check found a difference from the target alone, and {pays}{left_out}."
+    ran = "specverify's own decoder (your engine was not run)" if engine == "reference" else engine
+    return f"This pair may go out: in {ran} no check found a difference from the target alone, and {pays}{left_out}."
 
 
 def _is_refusal(result: CheckResult) -> bool:

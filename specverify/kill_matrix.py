@@ -39,6 +39,7 @@ CORRECTNESS: tuple[Check, ...] = tuple(check for check in CHECKS if check.id not
 SMALL_PLAN = Plan(
     lossless_tokens=14_000, max_new_tokens=16, parameter_tokens=320, greedy_prompts=8, batch_size=128, coupled_draws=320,
     largest_undetected_shift_per_setting=0.3,
+    largest_undetected_acceptance=0.2,
 )  # fmt: skip
 """What is asked of the small models."""
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from specverify.decoding import Decoder
     from specverify.engines import Engine
     from specverify.models import LanguageModel
     from specverify.models.loading import Pair
+    from specverify.parallel import Elsewhere
 
 __all__ = ["EncodedPrompt", "Subject"]
 
@@ -37,10 +40,14 @@ class Subject:
     """The reference decoder's parts, where it is what is under test: its rule can then be proved, its models timed."""
     pair: Pair | None = None
     """Tokenizers and configurations, where the models came from folders."""
+    detokenize: Callable[[Sequence[int]], str] | None = None
+    """Ids to text, where it is neither the reference decoder's nor the pair's tokenizer's."""
     rule: str = ""
     """The rule that the engine says it follows; where it is `chain`, and steps show their drafts, each stage is tested."""
     workers: int = 1
     """Pieces of scoring done side by side; changes no result."""
+    elsewhere: Elsewhere | None = None
+    """Processes that score in place of this one; changes no result."""
     drafts_follow_law: bool = True
     """Whether drafts are drawn from the law of `draft`, not chosen (prompt lookup, a script)."""
     command: str = "specverify certify"

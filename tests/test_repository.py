@@ -110,7 +110,7 @@ def test_plain_tox_runs_every_environment_that_contributing_names() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     listed = set(re.split(r"[,\s]+", tox["tox"]["env_list"].strip()))
-    assert listed == {"lint", "types", "floors", "py311", "oldest", "properties", "bench", "gpu"}
+    assert listed == {"lint", "types", "floors", "py311", "oldest", "properties", "bench", "triton", "llamacpp", "gpu"}
     named = set(re.findall(r"`tox -e (\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
     assert named == listed | {"nightly"}
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specverify.checks.acceptance_plots import by_domain, domain_plot, per_step_plot, place_plot, position_plot
 from specverify.checks.check import Check, reproduce
 from specverify.checks.counters import impossible_counters
 from specverify.checks.lossless import enough, lossless_rounds
 from specverify.drafting import ScriptedDrafts
-from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict, count
+from specverify.records import CheckResult, Finding, StatisticalTest, Verdict, count, worst
 from specverify.statistics.acceptance import tokens_per_step
 from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
 from specverify.statistics.sequential import bernoulli_bets, smallest_detectable_kl
@@ -26,7 +27,7 @@ from specverify.verification.chain import greedy, sample_and_match
 from specverify.verification.rules import Drafts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -123,15 +124,16 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         g: tokens_per_step_interval(scored, g, seed=plan.seed)
         for g in sorted({*range(1, MOST_SPECULATIVE_TOKENS + 1), plan.num_speculative_tokens})
     }
-    findings = (*_refusal(expected, plan), _furthest_prompts(scored))
+    tests = _measured_against_expected(subject, plan, scored, tested)
+    findings = (*_refusal(expected, plan), *_blind(tests, plan), _furthest_prompts(scored))
     refused = any(finding.severity is Verdict.FAIL for finding in findings)
     return CheckResult(
         id="acceptance",
         claim=acceptance.claim,
-        verdict=Verdict.FAIL if refused else Verdict.PASS if steps_known else Verdict.NOT_RUN,
+        verdict=worst(finding.severity for finding in findings) if steps_known or refused else Verdict.NOT_RUN,
         summary=_summary(plan, expected, per_step, counters, tested),
         findings=findings,
-        tests=_measured_against_expected(subject, plan, scored, tested),
+        tests=tests,
         measurements={
             "expected_acceptance": expected.estimate,
             "expected_acceptance_low": expected.low,
@@ -141,14 +143,14 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
             "accepted_of_tested": _mean(tested.accepted),
             "expected_of_tested": _mean(scored["overlap"][tested.rows]),
             **{f"tokens_per_step_with_{g}_drafts": each.estimate for g, each in per_step.items()},
-            **{f"expected_acceptance_{name}": each.estimate for name, each in _domains(scored).items()},
+            **{f"expected_acceptance_{name}": each.estimate for name, each in by_domain(scored).items()},
         },
         num_samples=len(scored),
         smallest_detectable=(expected.high - expected.low) / 2,
         effect_unit="expected acceptance (half width of its interval)",
         advice="take a draft that is closer to the target, or lower minimum_acceptance" if refused else _ADVICE,
         reproduce=reproduce(subject, plan, "acceptance"),
-        plots=(_position_plot(scored), _place_plot(scored, tested), _domain_plot(scored), _per_step_plot(per_step)),
+        plots=(position_plot(scored), place_plot(scored, tested), domain_plot(scored), per_step_plot(per_step)),
     )
 
 
@@ -214,6 +216,20 @@ def _refusal(expected: Interval, plan: Plan) -> tuple[Finding, ...]:
         f"minimum of {plan.minimum_acceptance:.3f}: this draft is refused a rollout"
     )
     return (Finding(text=text),)
+
+
+def _blind(tests: tuple[StatisticalTest, ...], plan: Plan) -> tuple[Finding, ...]:
+    """INCONCLUSIVE where so few drafts were tested that a difference which matters would have gone unseen."""
+    unseen = max((test.smallest_detectable or 0.0 for test in tests), default=0.0)
+    if unseen <= plan.largest_undetected_acceptance:
+        return ()
+    needed = math.ceil(tests[0].num_samples * (unseen / plan.largest_undetected_acceptance) ** 2)
+    text = (
+        f"only {tests[0].num_samples:,} drafts were tested: an acceptance that is wrong by up to {unseen:.2f} would have "
+        f"gone unseen (the plan allows {plan.largest_undetected_acceptance:.2f}, which takes about {needed:,}); set "
+        "lossless_tokens higher in the plan, or use a larger --budget"
+    )
+    return (Finding(text=text, severity=Verdict.INCONCLUSIVE),)
 
 
 def _measured_against_expected(
@@ -291,92 +307,6 @@ def _furthest_prompts(scored: ScoredTraces) -> Finding:
 
 def _mean(values: NDArray[np.float64] | NDArray[np.bool_]) -> float:
     return float(values.mean()) if len(values) else math.nan
-
-
-# ---------------------------------------------------------------------------------------------- pictures
-
-
-def _grouped(
-    values: NDArray[np.float64], keys: NDArray[np.int64] | NDArray[np.str_], prompts: NDArray[np.int64]
-) -> dict[float | str, Interval]:
-    """Mean and interval of the values of each key."""
-    return {key: cluster_interval(values[keys == key], prompts[keys == key]) for key in np.unique(keys).tolist()}
-
-
-def _domains(scored: ScoredTraces) -> dict[float | str, Interval]:
-    return _grouped(scored["overlap"], scored.domains(), scored.prompts())
-
-
-def _series(label: str, x: Iterable[float | str], intervals: Iterable[Interval], *, highest: float = 1.0) -> Series:
-    """Intervals as a series; rates end at 0 and 1 where the data can't bound them."""
-    each = tuple(intervals)
-    return Series(
-        label=label,
-        x=tuple(x),
-        y=tuple(interval.estimate for interval in each),
-        low=tuple(max(0.0, interval.low) for interval in each),
-        high=tuple(min(highest, interval.high) for interval in each),
-    )
-
-
-def _position_plot(scored: ScoredTraces) -> Plot:
-    intervals = _grouped(scored["overlap"], scored["position"].astype(np.int64), scored.prompts())
-    return Plot(
-        id="acceptance/position",
-        title="Acceptance by position",
-        x_label="token after the prompt",
-        y_label="expected acceptance",
-        kind=PlotKind.LINE,
-        series=(_series("Σ min(p, q), 95 % interval by prompt", intervals, intervals.values()),),
-        caption="Where it falls, drafts are wasted; it says nothing about correctness.",
-    )
-
-
-def _place_plot(scored: ScoredTraces, tested: Tested) -> Plot:
-    """Expected and measured at each place of a block, of the drafts that were tested there."""
-    prompts, overlap = scored.prompts()[tested.rows], scored["overlap"][tested.rows]
-    measured = _grouped(tested.accepted.astype(np.float64), tested.places, prompts)
-    expected = _grouped(overlap, tested.places, prompts)
-    names = [f"draft {int(place) + 1}" for place in measured]
-    return Plot(
-        id="acceptance/place",
-        title="Acceptance by place in the block, of the drafts tested there",
-        x_label="place in the block",
-        y_label="acceptance",
-        kind=PlotKind.BAR,
-        series=(
-            _series("measured: accepted / tested", names, measured.values()),
-            _series("expected: Σ min(p, q)", names, expected.values()),
-        ),
-        caption="The two agree, place by place, if the rule is lossless and the draft sees what it should.",
-    )
-
-
-def _domain_plot(scored: ScoredTraces) -> Plot:
-    intervals = _domains(scored)
-    return Plot(
-        id="acceptance/domain",
-        title="Acceptance by domain",
-        x_label="domain",
-        y_label="expected acceptance",
-        kind=PlotKind.BAR,
-        series=(_series("Σ min(p, q), 95 % interval by prompt", intervals, intervals.values()),),
-        caption="Where it is low, speculation gains least; it says nothing about correctness.",
-    )
-
-
-def _per_step_plot(per_step: Mapping[int, Interval]) -> Plot:
-    return Plot(
-        id="acceptance/tokens_per_step",
-        title="Tokens a step against number of speculative tokens",
-        x_label="speculative tokens",
-        y_label="tokens a step",
-        kind=PlotKind.LINE,
-        series=(
-            _series("predicted, 95 % interval by prompt", map(float, per_step), per_step.values(), highest=math.inf),
-        ),
-        caption="Where the line flattens, further drafts are mostly thrown away.",
-    )
 
 
 _ADVICE = (

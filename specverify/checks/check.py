@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.records import CheckResult, DecodeRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["Check", "Round", "Unscored", "asked", "derived_seed", "reproduce", "sampling", "spread"]
+__all__ = ["Check", "Round", "Unscored", "asked", "derived_seed", "not_honoured", "reproduce", "sampling", "spread"]
 
 T = TypeVar("T")
 
@@ -102,6 +103,19 @@ def spread(items: tuple[T, ...], most: int) -> tuple[T, ...]:
 def sampling(subject: Subject, plan: Plan, params: SamplingParams | None = None) -> SamplingParams:
     """The plan's (or a cell's) parameters with the plan's length and the pair's EOS ids."""
     return replace(params or plan.params, max_new_tokens=plan.max_new_tokens, eos_token_ids=subject.eos_token_ids)
+
+
+def not_honoured(subject: Subject, params: SamplingParams) -> frozenset[str]:
+    """What a request sets and the engine doesn't honour: it is not asked, for nothing is shown by what was never promised.
+
+    The pair's own EOS ids always go along: an engine that takes none has them from the model's folder.
+    """
+    usual = SamplingParams(eos_token_ids=subject.eos_token_ids)
+    lacks = ALL_PARAMETERS - subject.engine.parameters
+    if Capability.STOP_STRINGS not in subject.engine.capabilities:
+        lacks |= {"stop_strings"}
+    asked_for = {name for name in lacks if getattr(params, name) != getattr(usual, name)}
+    return frozenset(asked_for if params.eos_token_ids else asked_for - {"eos_token_ids"})
 
 
 def reproduce(subject: Subject, plan: Plan, check_id: str) -> str:

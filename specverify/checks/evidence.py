@@ -98,7 +98,7 @@ def support(subject: Subject, plan: Plan, scored: ScoredTraces) -> Support:
     if not outside.any():
         return Support((), scored, 0.0)
     traces = {int(index) for index in scored["trace"][outside]}
-    texts = [scored.traces[index].request.prompt_ids + scored.traces[index].token_ids for index in sorted(traces)[:3]]
+    texts = [scored.traces[index].request.prompt_ids + scored.traces[index].token_ids for index in sorted(traces)]
     noise = measured_noise(subject.target, texts, chunk=plan.num_speculative_tokens + 1)
     proof = scored["edge"] > min(noise.allowed_gap, _PROOF)
     findings = []

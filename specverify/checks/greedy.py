@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["greedy"]
 
-_NOISE_TEXTS = 3
-_NOISE_TOKENS = 24
-
 
 def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
     params = sampling(subject, plan, SamplingParams(temperature=0))
@@ -49,10 +46,7 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     on = scored.where(_of_arm(scored, speculation=True))
     texts = [trace.request.prompt_ids + trace.token_ids for trace in scored.traces if trace.request.speculation]
-    longest_first = sorted(texts, key=len, reverse=True)[:_NOISE_TEXTS]
-    noise = measured_noise(
-        subject.target, [text[-_NOISE_TOKENS:] for text in longest_first], chunk=plan.num_speculative_tokens + 1
-    )
+    noise = measured_noise(subject.target, texts, chunk=plan.num_speculative_tokens + 1)
     flips = on["gap"] > 0
     beyond = on["gap"] > noise.allowed_gap
     drafted = sum(step.num_draft_tokens for trace in on.traces for step in trace.steps)

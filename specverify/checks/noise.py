@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Noise", "measured_noise"]
 
+_TEXTS = 3
+_TOKENS = 24
+"""Last tokens of a text that are decoded again."""
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -41,17 +45,22 @@ class Noise:
 
 @torch.inference_mode()
 def measured_noise(target: LanguageModel, texts: Sequence[Sequence[int]], *, chunk: int) -> Noise:
-    """Decode `texts` token by token alone, token by token in a batch, and in chunks; compare with one pass."""
-    rows = [list(text) for text in texts]
-    whole = target.logits(rows)
-    together = _decoded(target, rows, 1)
+    """Decode the last tokens of the longest `texts` one by one alone, one by one in a batch, and in chunks.
+
+    Each is compared with one pass over its whole text, so positions are as far out as in the texts themselves.
+    """
+    rows = [list(text) for text in sorted(texts, key=len, reverse=True)[:_TEXTS] if len(text) > 1]
+    if not rows:
+        return Noise(0.0, 0.0, 0)
+    lasts = [min(_TOKENS, len(row) - 1) for row in rows]
+    together = _decoded(target, rows, lasts, 1)
     differences, margins = [], []
-    for row, text in enumerate(rows):
-        expected = whole[row, 1 : len(text)].double()
-        shapes = [_decoded(target, [text], 1)[0], _decoded(target, [text], chunk)[0], together[row]]
-        for actual in shapes:
-            differences.append((actual[: len(expected)].double() - expected).abs().amax())
-            margins.append(_margin(actual[: len(expected)].double()) - _margin(expected))
+    for row, last, batched in zip(rows, lasts, together, strict=True):
+        expected = target.logits([row])[0, -last:].double()
+        alone, chunked = (_decoded(target, [row], [last], width)[0] for width in (1, chunk))
+        for actual in (alone, chunked, batched[:last]):
+            differences.append((actual.double() - expected).abs().amax())
+            margins.append(_margin(actual.double()) - _margin(expected))
     moved = torch.cat(margins)
     return Noise(float(torch.stack(differences).max()), float(moved.std()) if len(moved) > 1 else 0.0, len(moved))
 
@@ -61,14 +70,17 @@ def _margin(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
     return top[:, 0] - top[:, 1]
 
 
-def _decoded(target: LanguageModel, texts: list[list[int]], chunk: int) -> Float[Tensor, "batch n vocab"]:
-    """Logits after every token but the first, appended `chunk` at a time to a cache."""
-    session = target.open([text[:1] for text in texts])
-    longest = max(map(len, texts))
-    padded = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=target.device)
-    lengths = torch.tensor([len(text) for text in texts], device=target.device)
+def _decoded(
+    target: LanguageModel, texts: list[list[int]], lasts: list[int], chunk: int
+) -> Float[Tensor, "batch n vocab"]:
+    """Logits after each of the last tokens of every text, appended `chunk` at a time to a cache of what comes before."""
+    session = target.open([text[:-last] for text, last in zip(texts, lasts, strict=True)])
+    longest = max(lasts)
+    rows = [text[-last:] + [0] * (longest - last) for text, last in zip(texts, lasts, strict=True)]
+    padded = torch.tensor(rows, device=target.device)
+    lengths = torch.tensor(lasts, device=target.device)
     parts = []
-    for start in range(1, longest, chunk):
+    for start in range(0, longest, chunk):
         block = padded[:, start : start + chunk]
         parts.append(session.append(block, (lengths - start).clamp(0, block.shape[1])))
     return torch.cat(parts, 1)

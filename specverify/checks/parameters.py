@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from specverify.checks.check import Check, asked, reproduce, sampling, spread
 from specverify.checks.evidence import detectable_shift, e_process_test, pit_tests, support, tokens_needed
 from specverify.plan import PARAMETER_GRID
 from specverify.records import CheckResult, Verdict
+from specverify.scoring import score
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
-__all__ = ["parameters"]
+__all__ = ["over", "parameters"]
+
+Grid: TypeAlias = "tuple[tuple[str, SamplingParams], ...]"
 
 _BANNED = 8
 
@@ -44,24 +48,40 @@ def _too_few_ids(subject: Subject, plan: Plan) -> bool:
 
 
 @torch.inference_mode()
-def _cells(subject: Subject, plan: Plan) -> Iterable[tuple[str, SamplingParams]]:
-    for name, params in PARAMETER_GRID:
+def _cells(grid: Grid, subject: Subject, plan: Plan) -> Iterable[tuple[str, SamplingParams]]:
+    for name, params in grid:
         cell = sampling(subject, plan, params)
         if params.no_repeat_ngram_size == 1 and _too_few_ids(subject, plan):
             cell = replace(cell, no_repeat_ngram_size=3)  # single tokens would run out
         yield name, replace(cell, banned_token_ids=_likeliest_tokens(subject)) if name == "banned_words" else cell
 
 
-def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
+def _rounds(grid: Grid, subject: Subject, plan: Plan) -> Iterable[Round]:
     """All cells in one round: rows with unlike parameters are each other's neighbours."""
     wanted = max(1, plan.parameter_tokens // plan.max_new_tokens)
     prompts = spread(subject.prompts, wanted)
     samples = max(1, -(-wanted // len(prompts)))
     yield [
         request
-        for name, cell in _cells(subject, plan)
+        for name, cell in _cells(grid, subject, plan)
         for request in asked(f"parameters/{name}", plan, prompts, cell, num_samples=samples)
     ]
+
+
+def _with_bet_on_penalty(subject: Subject, cell: ScoredTraces) -> ScoredTraces:
+    """A penalty that is dropped moves no support and little of the order, so the law without it is bet on by itself."""
+    indices = sorted({int(index) for index in cell["trace"]})
+    traces = [cell.traces[index] for index in indices]
+    if all(trace.request.params.repetition_penalty == 1 for trace in traces):
+        return cell
+    unpenalised = [
+        replace(trace, request=replace(trace.request, params=replace(trace.request.params, repetition_penalty=1.0)))
+        for trace in traces
+    ]
+    without = score(unpenalised, target=subject.target, workers=subject.workers)["prob"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(cell["prob"] > 0, without / cell["prob"], 1.0)  # what is outside the support is judged before
+    return replace(cell, fault_ratios={**cell.fault_ratios, "the penalty is ignored": ratio})
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
@@ -70,8 +90,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     of_trace = [trace.request.id.split("/")[1] for trace in scored.traces]
     cell_of_token = np.array(of_trace)[scored["trace"].astype(np.int64)]
     unsettled = ""
-    for name, _ in PARAMETER_GRID:
-        cell = support(subject, plan, scored.where(cell_of_token == name))
+    for name in dict.fromkeys(of_trace):
+        cell = support(subject, plan, _with_bet_on_penalty(subject, scored.where(cell_of_token == name)))
         counts[f"num_tokens_{name}"] = len(cell.inside)
         findings += [replace(finding, text=f"{name}: {finding.text}") for finding in cell.findings]
         unsettled = unsettled if cell.settled else f"{findings[-1].text}: too many to say that the support holds"
@@ -79,8 +99,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
             tests.append(e_process_test(cell.inside, name=name))
     all_inside = scored.where(scored["edge"] == 0)
     pooled = pit_tests(all_inside, plan, name="all settings", chi_square=False) if len(all_inside) else ()
-    thinnest = min(counts, key=counts.__getitem__)
-    detectable = detectable_shift(counts[thinnest], plan)
+    thinnest = min(counts, key=counts.__getitem__, default="")
+    detectable = detectable_shift(counts.get(thinnest, 0), plan)
     verdict, summary = _verdict(plan, scored, findings, unsettled, thinnest=thinnest, detectable=detectable)
     return CheckResult(
         id="parameters",
@@ -119,14 +139,19 @@ def _verdict(
         said = f"too few tokens: in {setting} a shift of the mean law below {detectable:.2g} would go unseen"
         return Verdict.INCONCLUSIVE, f"{said}, {wanted:.2g} is wanted; set parameter_tokens = {2 * needed} in the plan"
     return Verdict.PASS, (
-        f"{len(PARAMETER_GRID)} settings, {len(scored):,} tokens: none outside the support that the target allows"
+        f"{len({trace.request.id.split('/')[1] for trace in scored.traces})} settings, {len(scored):,} tokens: none outside the support that the target allows"
     )
 
 
-parameters = Check(
-    id="parameters",
-    claim="temperature, top-k, top-p, min-p, penalties and bans hold at every position of a block",
-    rounds=_rounds,
-    conclude=_conclude,
-)
+def over(grid: Grid) -> Check:
+    """The check of another grid: names and parameters, where `banned_words` gets its ids from the pair."""
+    return Check(
+        id="parameters",
+        claim="temperature, top-k, top-p, min-p, penalties and bans hold at every position of a block",
+        rounds=partial(_rounds, grid),
+        conclude=_conclude,
+    )
+
+
+parameters = over(PARAMETER_GRID)
 """A small grid; in each cell the support is checked token by token, and the distribution by PIT and e-process."""

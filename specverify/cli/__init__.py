@@ -10,8 +10,13 @@ import typer
 
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
+from specverify.cli.compare import compare
+from specverify.cli.detection import detection
 from specverify.cli.exits import guarded
 from specverify.cli.faults import faults
+from specverify.cli.gate import gate
+from specverify.cli.golden import app as golden
+from specverify.cli.init import init
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
 from specverify.cli.qualify import qualify
 
@@ -29,9 +34,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(short_help="Certify a target and a draft; without arguments, the embedded pair.")(certify)
+app.command(short_help="May these files be served on the strength of a certificate?")(gate)
+app.command(short_help="Write a commented policy for the gate.")(init)
 app.command(short_help="Count false alarms over many runs without a fault.")(calibrate)
-app.command(short_help="Hold the claims of a lossless rule on somebody else's verifier.")(qualify)
+app.command(short_help="Is speculation in an engine sound, or with --rule a verifier lossless?")(qualify)
 app.command(short_help="Plant known faults, and show which check catches them.")(faults)
+app.add_typer(golden, name="golden")
+app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
+app.command(short_help="Tokens to proof of each structured fault, beside the tests and criteria in use.")(detection)
 
 
 @app.command()

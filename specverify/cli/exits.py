@@ -114,5 +114,6 @@ def _sentence(error: Exception) -> tuple[str, int]:
 def _end(sentence: str, kind: str, code: int, *, as_json: bool) -> int:
     say(sentence)
     if as_json:
-        typer.echo(json.dumps({"error": " ".join(sentence.split()), "kind": kind, "exit_code": code}))
+        said = " ".join(sentence.removeprefix("error: ").split())
+        typer.echo(json.dumps({"error": said, "kind": kind, "exit_code": code}))
     return code

@@ -47,6 +47,13 @@ class Invocation:
     """Children of a node by its depth, such as `3,2,1`, for a rule over trees."""
     num_speculative_tokens: int | None = None
     fault: str = ""
+    engine: str = ""
+    """Decodes in place of the reference decoder."""
+    url: str = ""
+    model: str = ""
+    serve: str = ""
+    option: tuple[str, ...] = ()
+    off: str = ""
     trust_remote_code: bool = False
     prompts: Path | None = None
     plan_file: Path | None = None
@@ -101,22 +108,31 @@ class Invocation:
             options["only"] = self.only
         return check_plan(dataclasses.replace(plan, **options), source="the command")
 
-    def folder(self, sources: Sources) -> Path:
-        """Where the certificate goes; a planted fault never overwrites the certificate of a real run."""
-        name = f"{sources.name}-fault-{self.fault}" if self.fault else sources.name
-        return self.out if self.out is not None else Path("specverify-out") / name
+    def folder(self, sources: Sources, plan: Plan) -> Path:
+        """Where the certificate goes: neither a planted fault nor a part of the checks overwrites a whole certificate."""
+        by = "-" + re.sub(r"[^\w.+-]+", "-", self.engine) if self.engine else ""
+        name = f"{sources.name}-fault-{self.fault}" if self.fault else sources.name + by
+        part = f"-only-{'+'.join(sorted(set(plan.only)))}" if plan.only else ""
+        return self.out if self.out is not None else Path("specverify-out") / f"{name}{part}"
 
     def command(self) -> str:
         """The command line, but for `--only`, `--seed` and `--budget`, which a reproduction sets itself."""
+        return self._command(leave_out={"only", "seed", "budget", "out"})
+
+    def whole_command(self) -> str:
+        """The command line with everything that decides what is seen, as the certificate records it."""
+        return self._command(leave_out={"out"})
+
+    def _command(self, *, leave_out: set[str]) -> str:
         words = ["specverify", "certify", *(word for word in (self.target, self.draft) if word is not None)]
         usual = Invocation()
         for each in dataclasses.fields(self):
-            if each.name in {"target", "draft", "only", "seed", "budget", "out"}:
-                continue
             value = getattr(self, each.name)
-            if value != getattr(usual, each.name):
-                option = "--" + each.name.removesuffix("_file").replace("_", "-")
-                words += [option] if value is True else [option, str(value)]
+            if each.name in {"target", "draft", *leave_out} or value == getattr(usual, each.name):
+                continue
+            option = "--" + each.name.removesuffix("_file").replace("_", "-")
+            values = value if isinstance(value, tuple) else (value,)
+            words += [option] if value is True else [word for one in values for word in (option, str(one))]
         return shlex.join(words)
 
 

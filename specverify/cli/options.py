@@ -38,6 +38,25 @@ FaultName = Annotated[
     str,
     Option("--fault", metavar="NAME", help="Plant a known fault, to see the harness fail; see `specverify faults`."),
 ]
+EngineName = Annotated[
+    str,
+    Option(
+        "--engine",
+        metavar="NAME",
+        help="Decode with this engine: a built-in name, or module:callable.  [default: ours]",
+    ),
+]
+Url = Annotated[str, Option(metavar="U", help="Of the engine's server, where one runs already.")]
+Model = Annotated[str, Option(metavar="M", help="The server's name for the model.")]
+Serve = Annotated[
+    str, Option(metavar="CMD", help="Starts the server; {port}, {target} and {draft} are filled in. It is ended, too.")
+]
+EngineOption = Annotated[
+    list[str] | None, Option("--option", metavar="K=V", help="A setting of the engine, by its own name; repeat it.")
+]
+OffEngine = Annotated[
+    str, Option("--off", metavar="ENGINE", help="The engine without speculation, where it can't be switched off.")
+]
 TrustRemoteCode = Annotated[
     bool, Option("--trust-remote-code", help="Run code that a model brings along. Off unless asked: read it first.")
 ]
@@ -62,3 +81,17 @@ Dtype = Annotated[str | None, Option(metavar="T", help="float32, bfloat16, float
 DeviceMap = Annotated[str | None, Option("--device-map", metavar="M", help="Handed to transformers, such as auto.")]
 Out = Annotated[Path | None, Option(metavar="DIR", help="Where the certificate goes.  [default: specverify-out/PAIR]")]
 Resume = Annotated[bool, Option(help="Go on where an interrupted run of the same command stopped.")]
+Ray = Annotated[
+    str | None,
+    Option(
+        "--ray", metavar="ADDRESS", help="Decode and score on this Ray cluster: host:port, auto, or local; same result."
+    ),
+]
+RayWorkers = Annotated[
+    int | None,
+    Option("--ray-workers", metavar="N", min=1, help="Actors that hold the models.  [default: all that fit]"),
+]
+RayGpus = Annotated[
+    float | None,
+    Option("--ray-gpus", metavar="F", min=0, help="GPUs of each, such as 0.5.  [default: 1 on CUDA, else 0]"),
+]

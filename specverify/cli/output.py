@@ -7,7 +7,7 @@ import secrets
 import shutil
 from typing import TYPE_CHECKING
 
-from specverify.codec import dump, write_text_atomically
+from specverify.codec import write_text_atomically
 from specverify.errors import OutputError
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ def reserved(folder: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    if folder.exists() and not folder.is_dir():
+        msg = f"{folder} is a file, and the certificate needs a folder; give another --out"
+        raise OutputError(msg)
     probe, lock = folder / f".probe-{secrets.token_hex(4)}", folder / ".lock"
     write_text_atomically(probe, "")
     probe.unlink(missing_ok=True)
@@ -52,12 +55,13 @@ def render(certificate: Certificate) -> dict[str, str]:
     from specverify.report.html import render_html
     from specverify.report.junit import render_junit
     from specverify.report.markdown import render_markdown
+    from specverify.statement import render_statement
 
     return {
         "report.html": render_html(certificate),
         "junit.xml": render_junit(certificate),
         "summary.md": render_markdown(certificate),
-        CERTIFICATE: dump(certificate),
+        CERTIFICATE: render_statement(certificate),
     }
 
 

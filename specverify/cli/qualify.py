@@ -1,4 +1,4 @@
-"""`specverify qualify` says whether somebody else's verifier is lossless."""
+"""`specverify qualify` says whether somebody else's verifier is lossless, or a whole engine sound."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from specverify.cli.exits import EXIT_CODES, crash_kept_in
-from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
+from specverify.cli.options import (  # noqa: TC001 - typer reads the annotations
+    AsJson,
+    EngineOption,
+    Model,
+    OffEngine,
+    Quiet,
+    Serve,
+    Url,
+)
+from specverify.cli.qualify_engine import EngineCommand, qualify_engine, write_pair
+from specverify.errors import UsageError
 
 if TYPE_CHECKING:
     from specverify.qualify import Qualification
@@ -20,7 +30,36 @@ if TYPE_CHECKING:
 
 __all__ = ["qualify"]
 
-Rule = Annotated[str, Option("--rule", metavar="MODULE:FUNCTION", help="The function; or chain, match, greedy.")]
+EngineName = Annotated[
+    str | None,
+    Argument(metavar="[ENGINE]", help="A built-in name such as transformers, or module:callable.", show_default=False),
+]
+Rule = Annotated[
+    str | None,
+    Option("--rule", metavar="MODULE:FUNCTION", help="A verification function instead; or chain, match, greedy."),
+]
+TargetFolder = Annotated[
+    Path | None,
+    Option("--target", metavar="DIR", help="The engine's target.  [default: a calibration pair is written]"),
+]
+DraftFolder = Annotated[Path | None, Option("--draft", metavar="DIR", help="Its draft.")]
+BudgetName = Annotated[str, Option("--budget", metavar="NAME", help="Samples: quick, standard, deep.")]
+OnlyCells = Annotated[
+    list[str] | None, Option("--only", metavar="CELL", help="Hold these cells alone; repeat it, or use commas.")
+]
+NumDrafts = Annotated[int, Option("--num-speculative-tokens", metavar="N", help="Most tokens drafted a step.")]
+MaxLength = Annotated[int, Option("--max-length", metavar="N", help="Positions that the engine has.")]
+MaxBatch = Annotated[int, Option("--max-batch-size", metavar="N", help="Requests side by side.")]
+EngineFaultName = Annotated[
+    str, Option("--fault", metavar="NAME", help="Plant a known fault in the engine fake, to see a cell fail.")
+]
+OutFolder = Annotated[
+    Path | None,
+    Option("--out", metavar="DIR", help="Where the certificate goes.  [default: specverify-out/engine-NAME]"),
+]
+PairFolder = Annotated[
+    Path | None, Option("--write-pair", metavar="DIR", help="Write a calibration pair for a server of yours, and stop.")
+]
 ShapeName = Annotated[
     str | None,
     Option(
@@ -29,16 +68,64 @@ ShapeName = Annotated[
         help="How it is called: specverify, transformers, vllm, flashinfer, plain, plain-batch.  [default: its parameters say]",
     ),
 ]
-Seed = Annotated[int, Option(metavar="S", min=0, help="Of the examples, and of what is sampled.")]
+Seed = Annotated[
+    int | None,
+    Option(
+        metavar="S", min=0, help="Of the examples, and of what is sampled.  [default: 0 of a rule, 17 of an engine]"
+    ),
+]
 
 
 def qualify(
-    *, rule: Rule, shape: ShapeName = None, seed: Seed = 0, as_json: AsJson = False, quiet: Quiet = False
+    engine: EngineName = None,
+    *,
+    rule: Rule = None,
+    shape: ShapeName = None,
+    target: TargetFolder = None,
+    draft: DraftFolder = None,
+    url: Url = "",
+    model: Model = "",
+    serve: Serve = "",
+    option: EngineOption = None,
+    off: OffEngine = "",
+    budget: BudgetName = "standard",
+    only: OnlyCells = None,
+    num_speculative_tokens: NumDrafts = 3,
+    max_length: MaxLength = 256,
+    max_batch_size: MaxBatch = 16,
+    fault: EngineFaultName = "",
+    seed: Seed = None,
+    out: OutFolder = None,
+    pair_folder: PairFolder = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> int:
-    """Say whether a verification function is lossless; if not, which claim fails, by how much, and the smallest example.
+    """Say whether speculation in ENGINE is sound, or with --rule whether a verification function is lossless.
 
-    The function runs as it is, with its random numbers replaced by every outcome that they can have: no sampling.
+    An engine runs a calibration pair whose exact law is known, without speculation first; each cell of claims passes, fails
+    with its evidence, or says why it could not be held. A function runs as it is, its random numbers replaced by every
+    outcome that they can have: no sampling.
     """
+    if pair_folder is not None:
+        return write_pair(pair_folder)
+    if rule is not None and engine is not None:
+        msg = f"give either the engine {engine} or --rule {rule}, not both"
+        raise UsageError(msg)
+    if rule is not None:
+        return _qualify_rule(rule, shape=shape, seed=seed or 0, as_json=as_json, quiet=quiet)
+    if engine is None:
+        msg = "name an engine, such as transformers, or a verification function with --rule module:function"
+        raise UsageError(msg)
+    named = tuple(name.strip() for given in only or () for name in given.split(","))
+    command = EngineCommand(
+        engine=engine, target=target, draft=draft, url=url, model=model, serve=serve, options=tuple(option or ()), off=off,
+        budget=budget, only=named, seed=seed, num_speculative_tokens=num_speculative_tokens, max_length=max_length,
+        max_batch_size=max_batch_size, fault=fault, out=out,
+    )  # fmt: skip
+    return qualify_engine(command, as_json=as_json, quiet=quiet)
+
+
+def _qualify_rule(rule: str, *, shape: str | None, seed: int, as_json: bool, quiet: bool) -> int:
     from specverify.qualify import load_rule
     from specverify.qualify import qualify as qualified
 

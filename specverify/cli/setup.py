@@ -78,12 +78,14 @@ def _branching(invocation: Invocation, plan: Plan) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subject:
-    """Load, refuse what can't be certified, and put the reference decoder together.
+def make_subject(
+    invocation: Invocation, sources: Sources, plan: Plan, *, prompts: Sequence[Prompt] | None = None
+) -> Subject:
+    """Load, refuse what can't be certified, and put the reference decoder together; `prompts` are used for the file's.
 
     Raises `PairError`, `PromptError`, `PlanError` or `UnsupportedModel`: one sentence that says what to do.
     """
-    prompts = read_prompts(sources.prompts)
+    prompts = read_prompts(sources.prompts) if prompts is None else prompts
     pair = load_pair(
         sources.target,
         sources.draft,
@@ -102,7 +104,11 @@ def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subjec
         )
     room = min(one.model.max_length for one in (pair.target, pair.draft) if one is not None)
     encoded = encode(
-        balanced(prompts, plan.max_prompts), pair.target, positions=room, max_new_tokens=plan.max_new_tokens
+        balanced(prompts, plan.max_prompts),
+        pair.target,
+        positions=room,
+        max_new_tokens=plan.max_new_tokens,
+        ours=invocation.prompts is None,
     )
     draft = _draft_model(pair, invocation)
     decoder = _decoder(pair, draft, invocation, plan)
@@ -227,11 +233,12 @@ def _ids(prompt: Prompt, target: LoadedModel) -> tuple[int, ...]:
 
 
 def encode(
-    prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int
+    prompts: Sequence[Prompt], target: LoadedModel, *, positions: int, max_new_tokens: int, ours: bool = False
 ) -> tuple[EncodedPrompt, ...]:
     """The prompts in the target's ids, with the special tokens that its tokenizer puts there.
 
-    `positions` is what target and draft both have. Raises `PromptError` for a prompt without a token, or one that leaves no room for the answer.
+    `positions` is what target and draft both have. Raises `PromptError` for a prompt without a token, or one that leaves
+    no room for the answer; of `ours`, which nobody chose for this pair, such are left out as long as others fit.
     """
     room = positions - max_new_tokens
     encoded = []
@@ -241,10 +248,20 @@ def encode(
             msg = f"prompt '{prompt.id}' is empty: {target.source} makes no token of it; give it some text"
             raise PromptError(msg)
         if len(ids) > room:
+            if ours:
+                continue
             msg = (
                 f"prompt '{prompt.id}' has {len(ids):,} tokens and the plan asks for {max_new_tokens:,} more, but "
                 f"target and draft both have {positions:,} positions; shorten it, or lower max_new_tokens"
             )
             raise PromptError(msg)
         encoded.append(EncodedPrompt(id=prompt.id, domain=prompt.domain, token_ids=ids))
+    if not encoded:
+        msg = (
+            f"none of specverify's own prompts leaves room for {max_new_tokens:,} tokens in the {positions:,} positions "
+            "that target and draft both have; give your own with --prompts, or lower max_new_tokens in the plan"
+        )
+        raise PromptError(msg)
+    if len(encoded) < len(prompts):
+        say(f"{len(prompts) - len(encoded)} of specverify's own prompts are too long for this pair and left out")
     return tuple(encoded)

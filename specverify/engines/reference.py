@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specverify.context import Row
 from specverify.decoding import Decoder, autoregressive, speculative
+from specverify.drafting import DraftModel, NoDraft
 from specverify.engines import ALL_PARAMETERS, Capability
-from specverify.errors import PromptError
+from specverify.errors import PlanError, PromptError
+from specverify.models.loading import load_pair
 from specverify.parallel import mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from specverify.engines import EngineSettings
+    from specverify.parallel import Elsewhere
     from specverify.records import DecodeRequest, DecodeTrace
 
-__all__ = ["ReferenceEngine"]
+__all__ = ["ReferenceEngine", "opened"]
 
 _WORTH_A_WORKER = 32
 """Rows below which a second batch side by side gains nothing."""
@@ -34,6 +39,8 @@ class ReferenceEngine:
     workers: int = 1
     """Batches decoded side by side; changes no token."""
     name: str = "reference"
+    elsewhere: Elsewhere | None = None
+    """Processes that decode the batches; changes no token."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -51,12 +58,15 @@ class ReferenceEngine:
             self._refuse_unusable(request)
         rows = [Row(request, sample) for request in requests for sample in range(request.num_samples)]
         traces: dict[Row, list[DecodeTrace]] = defaultdict(list)  # a request may be asked twice in one batch
-        for batch in mapped(self._decode_batch, self._batches(rows), workers=self.workers):
+        batches = self._batches(rows)
+        decoded = self.elsewhere.decode(batches) if self.elsewhere is not None else None
+        for batch in decoded or mapped(self.decode_batch, batches, workers=self.workers):
             for trace in batch:
                 traces[Row(trace.request, trace.sample)].append(trace)
         yield from (traces[row].pop() for row in rows)
 
-    def _decode_batch(self, batch: Sequence[Row]) -> list[DecodeTrace]:
+    def decode_batch(self, batch: Sequence[Row]) -> list[DecodeTrace]:
+        """The traces of rows that are decoded together."""
         algorithm = speculative if batch[0].request.speculation else autoregressive
         return list(algorithm(self.decoder, batch))
 
@@ -88,3 +98,22 @@ class ReferenceEngine:
         if outside := [token for token in request.prompt_ids if not 0 <= token < target.vocab_size]:
             msg = f"prompt {request.prompt_id or request.id} holds id {outside[0]}, but {target.name} has {target.vocab_size} ids"
             raise PromptError(msg)
+
+
+@contextlib.contextmanager
+def opened(settings: EngineSettings) -> Iterator[ReferenceEngine]:
+    """`EngineFactory`: the models of the two folders under chain rejection; the option `dtype` is float32 unless given."""
+    options = {"dtype": "float32", **dict(settings.options)}
+    if unknown := options.keys() - {"dtype"}:
+        msg = f"the engine reference has no option '{min(unknown)}'; it takes dtype"
+        raise PlanError(msg)
+    pair = load_pair(settings.target, settings.draft, device="cpu", dtype=options["dtype"])
+    target, tokenizer = pair.target.model, pair.target.tokenizer
+    drafter = NoDraft(target.vocab_size) if pair.draft is None else DraftModel(pair.draft.model, target.vocab_size)
+    decoder = Decoder(
+        target=target,
+        drafter=drafter,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        detokenize=lambda ids: str(tokenizer.decode(list(ids))),
+    )
+    yield ReferenceEngine(decoder)

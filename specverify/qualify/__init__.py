@@ -8,13 +8,10 @@ Flow: a function → `shapes` (how it is called) → `laws` (what it emits on sm
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from specverify.callables import resolved
 from specverify.errors import PlanError
 from specverify.qualify.claims import CLAIMS, Claim, ClaimResult, Exact
 from specverify.qualify.laws import Subject, subject
@@ -59,25 +56,10 @@ def load_rule(name: str) -> Callable[..., Any]:
     """
     if name in RULES:
         return RULES[name].rule
-    module_name, colon, path = name.partition(":")
-    if not colon or not path:
+    if ":" not in name:
         msg = f"'{name}' names no function; write module:function, or one of {', '.join(RULES)}"
         raise PlanError(msg)
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - an entry of sys.path is a string
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as above
-    try:
-        found = attrgetter(path)(importlib.import_module(module_name))
-    except ImportError as error:
-        msg = f"the module {module_name} can't be imported: {error}; run from the folder that holds it, or install it"
-        raise PlanError(msg) from error
-    except AttributeError as error:
-        msg = f"the module {module_name} has no {path}; write module:function"
-        raise PlanError(msg) from error
-    if not callable(found):
-        msg = f"{name} is a {type(found).__name__}, not a function"
-        raise PlanError(msg)
-    function: Callable[..., Any] = found
-    return function
+    return resolved(name)
 
 
 def qualify(function: Callable[..., Any], *, name: str = "", shape: str | None = None, seed: int = 0) -> Qualification:

@@ -104,6 +104,7 @@ def test_output_that_cannot_be_written_is_refused_before_the_run(run: Run, tmp_p
     """A file stands where the folder should be; no model is loaded first."""
     (tmp_path / "taken").write_text("mine")
     refused(run("certify", "./nowhere", "./nowhere", "--out", "taken/here", "--quiet"), "can't write", tmp_path)
+    refused(run("certify", "./nowhere", "./nowhere", "--out", "taken", "--quiet"), "taken is a file", tmp_path)
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -161,4 +162,5 @@ def test_json_errors_are_one_object(run: Run, arguments: list[str]) -> None:
     outcome = run(*arguments, "--json")
     assert outcome.code == outcome.json["exit_code"] == 2
     assert outcome.json["error"]
+    assert not outcome.json["error"].startswith("error:")
     assert outcome.json["error"] in outcome.err

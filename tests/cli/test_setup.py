@@ -87,6 +87,17 @@ def test_a_conversation_goes_through_the_targets_template() -> None:
         encode([asked], target, positions=512, max_new_tokens=16)
 
 
+def test_prompts_that_nobody_chose_give_way() -> None:
+    """Ours are left out where they don't fit the pair; the user's own is named and refused."""
+    target = load_model(embedded().target)
+    asked = [Prompt(id="short", domain="d", text="Hello"), Prompt(id="long", domain="d", text="Hello there " * 40)]
+    assert [one.id for one in encode(asked, target, positions=40, max_new_tokens=16, ours=True)] == ["short"]
+    with pytest.raises(PromptError, match="prompt 'long' has"):
+        encode(asked, target, positions=40, max_new_tokens=16)
+    with pytest.raises(PromptError, match="give your own with --prompts"):
+        encode(asked, target, positions=16, max_new_tokens=16, ours=True)
+
+
 # ------------------------------------------------------------------------------------------------- rules and their drafts
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ def test_the_whole_list_lets_a_pair_out():
     """And nothing less does, cost included."""
     passed = [result("greedy"), result("lossless"), result("cost")]
     assert headline(passed, fault="", whole=True).endswith("and speculation pays.")
+    assert "your engine was not run" in headline(passed, fault="", whole=True)
+    assert "in vllm no check" in headline(passed, fault="", whole=True, engine="vllm")
     for part in (passed, passed[:1], passed[1:]):
         assert "only a run of all checks can let the pair out" in headline(part, fault="", whole=False)
 

@@ -364,6 +364,15 @@ def test_a_draft_below_the_minimum_is_refused():
         assert ("refused a rollout" in result.findings[0].text) == (verdict is Verdict.FAIL)
 
 
+def test_a_pass_that_could_hide_much_is_inconclusive():
+    """Too few drafts to show it, and the finding says how many would."""
+    asked_of, scored = stream()
+    few = replace(scored.where(scored["trace"] < 40), traces=scored.traces[:40])
+    result = concluded(asked_of, few)
+    assert (result.verdict, "gone unseen" in result.findings[0].text) == (Verdict.INCONCLUSIVE, True)
+    assert concluded(asked_of, scored).verdict is Verdict.PASS
+
+
 def test_smallest_detectable_shift_is_seen():
     """Nine in ten runs with that shift fail, on either side, at the threshold that a run's share gives."""
     random = np.random.default_rng(5)

@@ -9,10 +9,11 @@ import pytest
 
 from specverify.checks.stopping import stopping
 from specverify.decoding import first_stop
-from specverify.drafting import NoDraft
+from specverify.drafting import DraftModel, NoDraft
 from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.engines.reference import ReferenceEngine
 from specverify.faults import find_fault
+from specverify.models.hashed import HashedModel
 from specverify.plan import Plan
 from specverify.records import DecodeTrace, FinishReason, Verdict
 from tests.unit.checks.hashed import VOCAB_SIZE, answered, concluded, detokenize, subject
@@ -142,6 +143,22 @@ def test_nothing_drafted_is_inconclusive() -> None:
     result = with_decoder(lambda decoder: replace(decoder, drafter=NoDraft(VOCAB_SIZE)))
     assert result.verdict is Verdict.INCONCLUSIVE
     assert "offset 0, offset 1, offset 2" in result.summary
+
+
+def test_a_draft_that_never_agrees_is_brought_to_agree() -> None:
+    """Offsets that no text reaches are asked again with all ids banned but a few, where any draft agrees often."""
+    poor = HashedModel("poor", seed=7)
+
+    def with_poor_draft(decoder: Decoder) -> Decoder:
+        return replace(decoder, drafter=DraftModel(poor, VOCAB_SIZE))
+
+    decoder = subject().decoder
+    assert decoder is not None
+    asked = answered(stopping, subject(with_poor_draft(decoder)), PLAN).traces
+    assert any(trace.request.params.banned_token_ids for trace in asked)
+    result = with_decoder(with_poor_draft)
+    assert result.measurements["num_wrong_endings"] == 0
+    assert result.verdict is Verdict.PASS, result.summary
 
 
 def test_an_engine_without_steps_is_judged_by_its_tokens() -> None:

@@ -150,6 +150,7 @@ def test_pickled_weights_load_when_asked_for(folder: Path) -> None:
         ({"dtype": "fp7"}, "dtype 'fp7' is unknown; use one of float64, float32, bfloat16, float16"),
         ({"device": "tpu9"}, "device 'tpu9' is unknown"),
         ({"device": "meta"}, "device 'meta' can't be used here"),
+        ({"device": "cpu:7"}, "device 'cpu:7' can't be used here"),
         ({"device": "cuda:63"}, "device 'cuda:63' was asked for, but"),
     ],
 )

@@ -1,0 +1,139 @@
+"""A sound engine for tests: the reference decoder on laws that are known, with log-probabilities and counters.
+
+    with opened("fake", EngineSettings(target=Path())) as engine:
+        qualify_engine(engine, ...)
+
+Plant faults in it (`specverify.faults.engine`), or hold your own harness against it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from specverify.decoding import Decoder
+from specverify.drafting import DraftModel, NoDraft
+from specverify.engines import ALL_PARAMETERS, Capability
+from specverify.engines.reference import ReferenceEngine
+from specverify.errors import PlanError
+from specverify.models.rolling import RollingModel, rolling_pair
+from specverify.records import DecodeCounters, DecodeTrace, count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from specverify.engines import Engine, EngineSettings
+    from specverify.records import DecodeRequest
+
+__all__ = ["FakeEngine", "fake_engine", "letters", "opened"]
+
+_NOTHING = DecodeCounters(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0, num_accepted_tokens_per_pos=())
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    """The fake's tokenizer: one letter an id."""
+    return "".join(chr(ord("a") + token % 26) for token in token_ids)
+
+
+@dataclass
+class FakeEngine:
+    """Every capability, every parameter, and no fault."""
+
+    target: RollingModel
+    draft: RollingModel | None
+    inner: ReferenceEngine
+    name: str = "fake"
+    _counted: DecodeCounters = field(default=_NOTHING)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """All of them."""
+        return frozenset(Capability)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """All of them."""
+        return ALL_PARAMETERS
+
+    def counters(self) -> DecodeCounters:
+        """Since it was opened."""
+        return self._counted
+
+    def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
+        """The reference decoder's traces with the log-probability of each token under the target's raw law."""
+        traces = list(self.inner.decode(requests))
+        self._counted = _sum(self._counted, count(traces))
+        yield from _with_logprobs(self.target, traces)
+
+
+def _with_logprobs(target: RollingModel, traces: Sequence[DecodeTrace]) -> Iterator[DecodeTrace]:
+    told = [trace for trace in traces if trace.token_ids]
+    sequences = [trace.request.prompt_ids + trace.token_ids for trace in told]
+    laws = target.logits(sequences).log_softmax(-1).unbind(0) if told else ()
+    by_trace = dict(zip(map(id, told), laws, strict=True))
+    for trace in traces:
+        if id(trace) not in by_trace:
+            yield trace
+            continue
+        start = len(trace.request.prompt_ids) - 1
+        rows = by_trace[id(trace)][start : start + len(trace.token_ids)]
+        found = rows.gather(1, torch.tensor(trace.token_ids)[:, None])[:, 0]
+        yield DecodeTrace(
+            request=trace.request, sample=trace.sample, token_ids=trace.token_ids, finish=trace.finish,
+            steps=trace.steps, logprobs=tuple(found.tolist()),
+        )  # fmt: skip
+
+
+def _sum(one: DecodeCounters, other: DecodeCounters) -> DecodeCounters:
+    longest = max(len(one.num_accepted_tokens_per_pos), len(other.num_accepted_tokens_per_pos))
+    padded = [
+        (*each.num_accepted_tokens_per_pos, *[0] * (longest - len(each.num_accepted_tokens_per_pos)))
+        for each in (one, other)
+    ]
+    return DecodeCounters(
+        num_drafts=one.num_drafts + other.num_drafts,
+        num_draft_tokens=one.num_draft_tokens + other.num_draft_tokens,
+        num_accepted_tokens=one.num_accepted_tokens + other.num_accepted_tokens,
+        num_accepted_tokens_per_pos=tuple(map(sum, zip(*padded, strict=True))),
+    )
+
+
+def fake_engine(
+    *,
+    vocab_size: int = 24,
+    seed: int = 0,
+    opposed: bool = False,
+    num_speculative_tokens: int = 3,
+    max_length: int = 128,
+    speculation: bool = True,
+    batch_size: int = 1024,
+) -> FakeEngine:
+    """A fake on two laws that follow from the seed."""
+    target, draft = rolling_pair(vocab_size=vocab_size, seed=seed, max_length=max_length, opposed=opposed)
+    decoder = Decoder(
+        target=target,
+        drafter=DraftModel(draft, vocab_size) if speculation else NoDraft(vocab_size),
+        num_speculative_tokens=num_speculative_tokens,
+        detokenize=letters,
+    )
+    return FakeEngine(target, draft if speculation else None, ReferenceEngine(decoder, batch_size=batch_size))
+
+
+@contextlib.contextmanager
+def opened(settings: EngineSettings) -> Iterator[Engine]:
+    """`EngineFactory`: the folders are left alone, the options are `vocab_size`, `seed` and `opposed`."""
+    options = dict(settings.options)
+    unknown = options.keys() - {"vocab_size", "seed", "opposed"}
+    if unknown:
+        msg = f"the engine fake has no option '{min(unknown)}'; it takes vocab_size, seed and opposed"
+        raise PlanError(msg)
+    yield fake_engine(
+        vocab_size=int(options.get("vocab_size", 24)),
+        seed=int(options.get("seed", 0)),
+        opposed=options.get("opposed", "no") == "yes",
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_length=min(settings.max_length, 128),
+    )

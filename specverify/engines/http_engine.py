@@ -1,0 +1,238 @@
+"""A server that completes a prompt over HTTP, as an engine.
+
+Connections that fail are tried again and counted (`retries`); an answer that is an error is not: it is a finding, with the
+id of its request. The API key comes from the environment variable SPECVERIFY_API_KEY, and goes nowhere but into a header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import httpx2
+import stamina
+
+from specverify.engines import Capability
+from specverify.engines.dialect import Ask, read_counters
+from specverify.engines.server import API_KEY, LOOPBACK, redacted
+from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
+from specverify.records import DecodeTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from specverify.engines.dialect import Dialect
+    from specverify.engines.server import Server
+    from specverify.records import DecodeCounters, DecodeRequest
+
+__all__ = ["Endpoint", "HttpEngine", "json_of", "make_client"]
+
+_FIRST_LINE = 300
+"""Characters of an error's body that a finding shows."""
+
+logging.getLogger("stamina").addHandler(logging.NullHandler())  # retries are counted, not printed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One server: where it is, and its process where it is ours."""
+
+    client: httpx2.Client
+    url: str
+    model: str = ""
+    server: Server | None = None
+
+
+@dataclass
+class HttpEngine:
+    """A server as an engine; `retries` counts the calls that had to be repeated because a connection failed."""
+
+    dialect: Dialect
+    on: Endpoint
+    off: Endpoint | None = None
+    """The same server without speculation."""
+    name: str = ""
+    model_eos_ids: frozenset[int] = frozenset()
+    concurrency: int = 16
+    attempts: int = 4
+    logprobs: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Goes into the body of every call."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Of the target, for a dialect that takes text."""
+    retries: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Of the dialect; speculation can be switched where there is a server without it."""
+        without = frozenset() if self.logprobs else frozenset({Capability.LOGPROBS})
+        switch = frozenset({Capability.SPECULATION_SWITCH}) if self.off else frozenset()
+        return (self.dialect.capabilities - without) | switch
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Those that the dialect has a name for."""
+        return self.dialect.parameters
+
+    def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
+        """Traces in the order of the requests and their samples, up to `concurrency` calls side by side.
+
+        Raises `SubjectError` with the request's id where the server answers with an error, too late or not at all.
+        """
+        asks = [ask for request in requests for ask in self._asks(request)]
+        pool = ThreadPoolExecutor(max_workers=self.concurrency)
+        try:
+            for future in [pool.submit(self._answered, ask) for ask in asks]:
+                yield from future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt doesn't wait for an answer that is late
+
+    def counters(self) -> DecodeCounters:
+        """What the server with speculation tells on `/metrics`."""
+        response = self._called(self.on, "GET", "/metrics", None, "the counters")
+        return read_counters(response.text)
+
+    def _asks(self, request: DecodeRequest) -> Iterator[Ask]:
+        endpoint = self._endpoint(request)
+        text = "" if self.dialect.takes_ids else self._text(request)
+        for first in range(0, request.num_samples, self.dialect.most_samples):
+            yield Ask(
+                request=request,
+                first_sample=first,
+                num_samples=min(self.dialect.most_samples, request.num_samples - first),
+                seed=_seed32(request.seed, first),
+                model=endpoint.model,
+                model_eos_ids=self.model_eos_ids,
+                text=text,
+                logprobs=self.logprobs,
+            )
+
+    def _endpoint(self, request: DecodeRequest) -> Endpoint:
+        if request.speculation:
+            return self.on
+        if self.off is None:
+            msg = f"{self.name} can't be asked without speculation: give the same server without it as off_url or serve_off"
+            raise PlanError(msg)
+        return self.off
+
+    def _text(self, request: DecodeRequest) -> str:
+        """A text that the server's tokenizer turns into just these ids."""
+        if self.tokenizer is None:
+            msg = f"{self.name} takes text, and the target's tokenizer isn't there"
+            raise PlanError(msg)
+        ids = list(request.prompt_ids)
+        for kept in (ids, ids[1:]):  # it adds the BOS itself
+            text = cast("str", self.tokenizer.decode(kept, skip_special_tokens=False))
+            if self.tokenizer.encode(text) == ids:
+                return text
+        msg = f"request {request.id}: no text has exactly these ids, and {self.dialect.name} takes text alone"
+        raise RequestRefused(msg)
+
+    def _answered(self, ask: Ask) -> list[DecodeTrace]:
+        request = ask.request
+        what = f"request {request.id} (sample {ask.first_sample}, seed {ask.seed})"
+        try:
+            payload = self.dialect.payload(ask) | dict(self.extra)
+            body = json_of(self._called(self._endpoint(request), "POST", self.dialect.path, payload, what), what)
+            answers = self.dialect.answers(ask, body)
+        except SubjectError as error:
+            if str(error).startswith(what):
+                raise
+            msg = f"{what}: {error}"
+            raise type(error)(msg) from error
+        if len(answers) != ask.num_samples:
+            msg = f"{what}: {ask.num_samples} samples were asked for, and {len(answers)} came"
+            raise SubjectError(msg)
+        return [
+            DecodeTrace(
+                request=request,
+                sample=ask.first_sample + number,
+                token_ids=answer.token_ids,
+                finish=answer.finish,
+                logprobs=answer.logprobs,
+            )
+            for number, answer in enumerate(answers)
+        ]
+
+    def _called(
+        self, endpoint: Endpoint, method: str, path: str, payload: dict[str, Any] | None, what: str
+    ) -> httpx2.Response:
+        """The answer to one call, if it is none of an error."""
+        where = f"{method} {path}"
+        try:
+            response = self._tried(endpoint, method, path, payload)
+        except httpx2.TimeoutException as error:
+            msg = f"{what}: {where} got no answer in time ({type(error).__name__})"
+            raise SubjectError(msg) from error
+        except httpx2.TransportError as error:
+            died = endpoint.server.obituary() if endpoint.server else ""
+            msg = f"{what}: {where} failed: {died or redacted(str(error)) or type(error).__name__}"
+            raise SubjectError(msg) from error
+        if response.status_code in {401, 403}:
+            msg = f"{endpoint.url} refuses us ({response.status_code}); put its key into the environment variable {API_KEY}"
+            raise UsageError(msg)
+        if response.is_error:
+            kind = RequestRefused if response.is_client_error else SubjectError
+            msg = f"{what}: {where} answered {response.status_code}: {_first_line(response)}"
+            raise kind(msg)
+        return response
+
+    def _tried(self, endpoint: Endpoint, method: str, path: str, payload: dict[str, Any] | None) -> httpx2.Response:
+        """Again where the connection failed, unless our own server has ended; never where an answer is late."""
+
+        def worth(error: Exception) -> bool:
+            failed = isinstance(error, (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout))
+            return failed and (endpoint.server is None or endpoint.server.running)
+
+        for attempt in stamina.retry_context(on=worth, attempts=self.attempts, timeout=None, wait_max=2.0):
+            if attempt.num > 1:
+                with self._lock:
+                    self.retries += 1
+            with attempt:
+                return endpoint.client.request(method, path, json=payload)
+        raise AssertionError  # the context has returned or raised
+
+
+def _seed32(seed: int, sample: int) -> int:
+    """32 bits from both; the largest, which llama.cpp takes for "any", is left out."""
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % (2**32 - 1)
+
+
+def json_of(response: httpx2.Response, what: str) -> Any:  # noqa: ANN401 - somebody else's
+    """The body as JSON; `SubjectError` where it is none."""
+    try:
+        return response.json()
+    except ValueError as error:
+        msg = f"{what}: the answer is no JSON: {_first_line(response)}"
+        raise SubjectError(msg) from error
+
+
+def _first_line(response: httpx2.Response) -> str:
+    line = next((line.strip() for line in response.text.splitlines() if line.strip()), "(no text)")
+    return redacted(line)[:_FIRST_LINE]
+
+
+def make_client(url: str, *, timeout_s: float) -> httpx2.Client:
+    """A client of one server, with the key in its headers; a loopback server is asked directly, whatever the proxies."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        msg = f"{url!r} is no url of a server; it begins with http:// or https://"
+        raise PlanError(msg)
+    key = os.environ.get(API_KEY, "")
+    return httpx2.Client(
+        base_url=url,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)),
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=parts.hostname not in {LOOPBACK, "localhost", "::1"},
+    )

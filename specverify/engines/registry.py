@@ -1,0 +1,111 @@
+"""Engines by name: built-in ones, imported only when they are asked for, or `module:callable` of the user."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, cast
+
+from specverify.callables import resolved
+from specverify.engines.function import FunctionEngine, decodes
+from specverify.errors import PlanError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from specverify.engines import Engine, EngineFactory, EngineSettings
+
+__all__ = ["ENGINES", "find_engine", "opened"]
+
+ENGINES: dict[str, str] = {
+    "reference": "specverify.engines.reference:opened",
+    "transformers": "specverify.engines.transformers:assisted",
+    "transformers-lookup": "specverify.engines.transformers:lookup",
+    "openai": "specverify.engines.openai:opened",
+    "vllm": "specverify.engines.openai:opened_vllm",
+    "sglang": "specverify.engines.openai:opened_sglang",
+    "tgi": "specverify.engines.openai:opened_tgi",
+    "llamacpp": "specverify.engines.llamacpp:opened",
+    "fake": "specverify.engines.fake:opened",
+}
+"""`module:factory` of each built-in engine."""
+
+_EXTRAS = {"openai": "http", "vllm": "http", "sglang": "http", "tgi": "http", "llamacpp": "llamacpp"}
+"""The optional extra that holds what an engine needs."""
+
+
+def find_engine(name: str) -> EngineFactory:
+    """The factory of a name; nothing is started yet.
+
+    Raises `PlanError` with the nearest name, or `UsageError` that says what to install.
+    """
+    if ":" in name:
+        return _users_own(name)
+    if name not in ENGINES:
+        near = get_close_matches(name, ENGINES, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(ENGINES)}, or module:callable of your own"
+        msg = f"there is no engine named '{name}'; {hint}"
+        raise PlanError(msg)
+    module, _, factory = ENGINES[name].partition(":")
+    try:
+        return cast("EngineFactory", getattr(importlib.import_module(module), factory))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(name)
+        needs = f"specverify-decoding[{extra}]" if extra else str(error.name)
+        msg = f"the engine {name} needs the package {error.name}, which isn't installed; install {needs}"
+        raise UsageError(msg) from error
+
+
+@contextlib.contextmanager
+def opened(name: str, settings: EngineSettings, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Engine]:
+    """The engine of a name; its servers end with the context, whatever happened. What takes long is told to `say`."""
+    factory = find_engine(name)
+    more: dict[str, Any] = {"say": say} if "say" in inspect.signature(factory).parameters else {}
+    with factory(settings, **more) as engine:
+        yield engine
+
+
+def _users_own(name: str) -> EngineFactory:
+    """A function that decodes, or one that makes an engine, a context of one, or a function that decodes."""
+    given = resolved(name)
+
+    @contextlib.contextmanager
+    def factory(settings: EngineSettings) -> Iterator[Engine]:
+        if decodes(given):
+            yield FunctionEngine(given, name=name)
+            return
+        made = _made(name, given, settings)
+        with made if hasattr(made, "__enter__") else contextlib.nullcontext(made) as inner:
+            yield _as_engine(name, inner)
+
+    return factory
+
+
+def _made(name: str, given: Callable[..., Any], settings: EngineSettings) -> Any:  # noqa: ANN401 - whatever the user returns
+    """What the user's factory returns, with the settings where it takes them."""
+    try:
+        wants = bool(inspect.signature(given).parameters)
+    except ValueError:  # a builtin that tells no signature
+        wants = True
+    try:
+        return given(settings) if wants else given()
+    except TypeError as error:
+        msg = f"{name} can't be called with EngineSettings: {error}; write a function of (settings), or one that decodes: {_SHAPE}"
+        raise PlanError(msg) from error
+
+
+_SHAPE = "(prompt_ids, n, max_new_tokens, seed, **sampling) -> list[list[int]]"
+
+
+def _as_engine(name: str, inner: Any) -> Engine:  # noqa: ANN401 - whatever the user returned
+    if all(hasattr(inner, part) for part in ("decode", "capabilities", "parameters", "name")):
+        return cast("Engine", inner)
+    if callable(inner) and decodes(inner):
+        return FunctionEngine(inner, name=name)
+    lacks = [part for part in ("decode", "capabilities", "parameters", "name") if not hasattr(inner, part)]
+    msg = (
+        f"{name} gave a {type(inner).__name__} that is no engine (it lacks {', '.join(lacks)}) and no function {_SHAPE}"
+    )
+    raise PlanError(msg)

@@ -1,0 +1,142 @@
+"""Fused rules decide as the float64 rules do, uniform by uniform."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specverify.choices import Stream
+from specverify.choices.philox import Philox
+from specverify.choices.scripted import Scripted
+from specverify.errors import InternalError, NonFiniteLogits
+from specverify.records import SamplingParams
+from specverify.verification import chain as exact
+from specverify.verification.fused import LogitsProposal, rows
+from tests.unit.verification.fused_cases import DTYPES, PARAMS, case, laws, require_same, tied
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    vocab_size=st.one_of(st.integers(2, 40), st.sampled_from([255, 256, 257, 1000, 5003])),
+    padding=st.integers(0, 3),
+    closeness=st.sampled_from([0.0, 0.7, 0.999, 1.0]),
+    scale=st.sampled_from([0.1, 3.0, 20.0]),
+    dtype=st.sampled_from(DTYPES),
+    params=st.sampled_from(PARAMS),
+    kept_sums=st.booleans(),
+)
+def test_chain_rejection(seed, vocab_size, padding, closeness, scale, dtype, params, kept_sums):
+    """Against the float64 rule, for every dtype, size and sampling parameter."""
+    ours, target, theirs, target_probs = case(
+        seed, vocab_size=vocab_size, padding=padding, closeness=closeness, scale=scale, dtype=dtype, params=params
+    )
+    if tied(target, params, vocab_size) or tied(ours.draft_logits, params, vocab_size):
+        return  # transformers keeps some of the ids that tie at the border, a threshold all
+    if kept_sums:
+        if params.top_k or params.top_p < 1 or params.min_p:
+            return
+        scores = ours.draft_logits[..., :vocab_size].float() / params.temperature
+        ours = replace(ours, draft_log_sums=scores.double().logsumexp(-1))
+    seeds = torch.arange(len(target)) + seed
+    choices = Philox.start(seeds, seeds, window=target.shape[1])
+    wanted = exact.chain_rejection(theirs, target_probs, choices)
+    found = rows.chain_rejection(ours, target, choices, params, vocab_size=vocab_size)
+
+    def uniform(row, place):
+        stream = Stream.RESIDUAL if place < int(theirs.num_draft_tokens[row]) else Stream.BONUS
+        return choices.uniform(stream, torch.tensor([[place]]))[row, 0]
+
+    require_same(found, wanted, theirs, target_probs, uniform)
+
+
+@given(seed=st.integers(0, 2**31), vocab_size=st.sampled_from([3, 256, 700]), params=st.sampled_from(PARAMS[:2]))
+def test_sample_and_match(seed, vocab_size, params):
+    """The target's own draws, so the same tokens but for a tie."""
+    ours, target, theirs, target_probs = case(seed, vocab_size=vocab_size, params=params)
+    seeds = torch.arange(len(target)) + seed
+    choices = Philox.start(seeds, seeds, window=target.shape[1])
+    wanted = exact.sample_and_match(theirs, target_probs, choices)
+    found = rows.sample_and_match(ours, target, choices, params, vocab_size=vocab_size)
+    bare = replace(theirs, draft_probs=torch.zeros_like(theirs.draft_probs))
+    require_same(
+        found,
+        wanted,
+        bare,
+        target_probs,
+        lambda row, place: choices.uniform(Stream.TARGET, torch.tensor([[place]]))[row, 0],
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_greedy_takes_the_lowest_of_tied_ids(dtype):
+    """As the exact rule does, padding left out."""
+    ours, target, theirs, target_probs = case(
+        3, vocab_size=300, padding=5, dtype=dtype, params=SamplingParams(temperature=0.0)
+    )
+    target[:, :, 10] = target[:, :, 20] = target[..., :300].amax(-1)
+    target_probs = laws(target, SamplingParams(temperature=0.0), 300)
+    ours = replace(ours, token_ids=torch.full_like(ours.token_ids, 10))
+    wanted = exact.greedy(replace(theirs, token_ids=ours.token_ids), target_probs, Scripted())
+    found = rows.chain_rejection(ours, target, Scripted(), SamplingParams(temperature=0.0), vocab_size=300)
+    assert found.num_accepted_tokens.tolist() == wanted.num_accepted_tokens.tolist()
+    assert found.next_token_ids.tolist() == wanted.next_token_ids.tolist()
+
+
+@pytest.mark.parametrize("offset", [-(2.0**-40), 0.0, 2.0**-40])
+def test_a_uniform_at_its_threshold_is_decided_in_float64(offset):
+    """Where float32 could not tell, the decision is still that of the float64 rule."""
+    ours, target, theirs, target_probs = case(11, vocab_size=4_000, batch=1, closeness=0.3)
+    for row in range(20):
+        ours, target, theirs, target_probs = case(row, vocab_size=4_000, batch=1, closeness=0.3)
+        ratio = float(exact.acceptance_probs(theirs, target_probs)[0, 0])
+        choices = Scripted({Stream.ACCEPT: min(max(ratio + offset, 0.0), 1 - 2.0**-53)})
+        wanted = exact.chain_rejection(theirs, target_probs, choices)
+        assert torch.equal(rows.chain_rejection(ours, target, choices).num_accepted_tokens, wanted.num_accepted_tokens)
+
+
+def test_a_token_of_probability_zero_never_passes():
+    """Not even at u = 0, which generators do return."""
+    target = torch.zeros(1, 2, 8)
+    target[0, 0, 3] = -torch.inf
+    ours = LogitsProposal(torch.tensor([[3]]), torch.tensor([1]), torch.zeros(1, 1, 8))
+    found = rows.chain_rejection(ours, target, Scripted())
+    assert found.num_accepted_tokens.tolist() == [0]
+    assert found.next_token_ids.tolist() != [3]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-53])
+def test_padding_is_never_emitted(uniform):
+    """Even where its logits are the largest and the uniform is at an end, or where it was drafted."""
+    target = torch.zeros(1, 2, 300)
+    target[..., 290:] = 90.0
+    ours = LogitsProposal(torch.tensor([[295]]), torch.tensor([1]), torch.zeros(1, 1, 300))
+    choices = Scripted(dict.fromkeys(Stream, uniform))
+    found = rows.chain_rejection(ours, target, choices, vocab_size=290)
+    assert found.num_accepted_tokens.tolist() == [0]
+    assert int(found.next_token_ids) < 290
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_broken_row_is_named(broken):
+    """With its place; a row that isn't looked at may hold anything."""
+    ours, target, *_ = case(5, vocab_size=50, batch=2)
+    target[1, int(ours.num_draft_tokens[1]) + 1 :] = broken
+    rows.chain_rejection(ours, target, Scripted())
+    target[1, 0, 7] = broken
+    with pytest.raises(NonFiniteLogits, match="target's logits at place 0 of row 1"):
+        rows.chain_rejection(ours, target, Scripted())
+    with pytest.raises(NonFiniteLogits, match="place 0 of row 1"):
+        rows.greedy(ours, target, Scripted())
+
+
+def test_what_a_row_does_not_decide_is_refused():
+    """Penalties read the prefix, and float64 goes to the exact rule."""
+    ours, target, *_ = case(5, vocab_size=50)
+    with pytest.raises(InternalError, match="prefix"):
+        rows.chain_rejection(ours, target, Scripted(), SamplingParams(repetition_penalty=1.2))
+    with pytest.raises(InternalError, match="float64"):
+        rows.chain_rejection(ours, target.double(), Scripted())
