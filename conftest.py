@@ -29,6 +29,8 @@ _SURFACES = {
     "tests/plugin": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
+    "tests/unit/compare/test_difference.py": ("pydantic",),
+    "tests/unit/golden/test_file.py": ("pydantic",),
     "tests/unit/test_codec.py": ("pydantic",),
     "tests/engines/test_http_engine.py": ("httpx2", "stamina"),
     "tests/engines/test_openai.py": ("httpx2", "stamina"),

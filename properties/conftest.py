@@ -1,4 +1,4 @@
-"""The conformance suite on somebody else's verifier: `--specverify-rule` is an option of specverify's pytest plugin."""
+"""The conformance suite on somebody else's verifier or engine: the options are those of specverify's pytest plugin."""
 
 from __future__ import annotations
 

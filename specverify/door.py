@@ -62,10 +62,10 @@ def certify_pair(
     subject = subject_of(invocation, asked, prompts=texts, engine=engine)
     certificate = certify(subject, asked, watch=watch, trust_remote_code=trust_remote_code)
     if out is not None:
-        from specverify.cli.output import render, reserved, write_all  # noqa: PLC0415 - draws plots: slow to import
+        from specverify.cli.output import last_of, render, reserved, write_all  # noqa: PLC0415 - draws plots: slow to import
 
         with reserved(Path(out)):
-            write_all(Path(out), render(certificate))
+            write_all(Path(out), render(certificate, last_of(Path(out))))
     return certificate
 
 

@@ -97,13 +97,15 @@ def file_digests(
     files = list(files)
     sizes = {file: file.stat().st_size for file in files if file.is_file()}
     watch.stage(stage, sum(size // _UNIT_BYTES for size in sizes.values()))
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
         futures = {file: pool.submit(_sha256, file, watch) for file in sorted(files, key=lambda f: -sizes.get(f, 0))}
-        try:
-            return {file.relative_to(folder).as_posix(): futures[file].result() for file in files}
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        digests = {file.relative_to(folder).as_posix(): futures[file].result() for file in files}
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        raise
+    pool.shutdown()
+    return digests
 
 
 def _sha256(file: Path, watch: Watch) -> str:

@@ -34,10 +34,12 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item], *, workers
     """`function` of each item, in order; the first exception is raised, and what was not begun is not run."""
     if workers == 1 or len(items) < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         futures = [pool.submit(function, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        results = [future.result() for future in futures]
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)  # Ctrl-C does not wait for a batch to end
+        raise
+    pool.shutdown()
+    return results

@@ -53,7 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--specverify-target", metavar="MODEL", help="folder or hub name of the target [default: the embedded pair]")
     add("--specverify-draft", metavar="MODEL", help="folder or hub name of the draft")
-    add("--specverify-engine", metavar="NAME", default="reference", help="engine under test, or module:callable")
+    add("--specverify-engine", metavar="NAME", help="engine under test, or module:callable [default: reference]")
+    add("--specverify-engine-option", metavar="K=V", action="append", default=[], help="a setting of the engine")
     add("--specverify-rule", metavar="MODULE:FUNCTION", help="the verifier that properties/ holds its claims on")
     add("--specverify-shape", metavar="NAME", help="how that verifier is called, where its parameters don't say")
     add("--specverify-seed", metavar="S", type=int, help=f"of all randomness [default: {DEFAULT_SEED}]")
@@ -109,7 +110,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers"))
     spent = f"seed {seed_of(config)}, false alarms at most {rate:g} a session"
     return [
-        f"specverify {__version__}: {subject}, engine {config.getoption('specverify_engine')}, {versions}",
+        f"specverify {__version__}: {subject}, engine {config.getoption('specverify_engine') or 'reference'}, {versions}",
         f"specverify: {spent}; {_QUICK_TOKENS:,} tokens show a shift of the mean law from {seen:.2g} on, at best",
     ]
 
@@ -193,7 +194,7 @@ def specverify_subject(pytestconfig: pytest.Config) -> Iterator[Subject]:
     with subject_of_options(
         target=pytestconfig.getoption("specverify_target"),
         draft=pytestconfig.getoption("specverify_draft"),
-        engine=pytestconfig.getoption("specverify_engine"),
+        engine=pytestconfig.getoption("specverify_engine") or "reference",
         seed=seed_of(pytestconfig),
     ) as subject:
         yield subject

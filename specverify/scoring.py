@@ -51,7 +51,7 @@ class ScoredTraces:
     """Traces and, for every emitted token in their order, one entry in each column. Concatenation merges shards.
 
     Columns: `trace` (index into `traces`), `position`, `token`; `prob`, `rank` (0 is the most probable), `entropy`
-    (nats); `edge` (logits by which the token lies outside the support, 0 inside); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
+    (nats); `edge` (logits by which the token lies outside the support, 0 inside); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second), `first_choice` (the lowest id of the largest); the PIT values `pit_id`,
     `pit_prob`, and with a draft `pit_ratio`, `overlap` (Σ min(p, q)), `posterior` (min(1, q/p) of the token: the
     probability that it was an accepted draft), `preferred` (whether the draft prefers the token, q > p), `preferred_prob` (the
     target's probability of such tokens), and where asked for `role` and the columns of `stages`. `fault_ratios` has the r/p of each fault law.
@@ -285,6 +285,7 @@ def _columns(
         "entropy": torch.special.entr(p).sum(-1),
         "gap": top[:, 0] - raw.double().gather(-1, at)[:, 0],
         "margin": top[:, 0] - top[:, 1],
+        "first_choice": raw.argmax(-1) == token,
         "pit_id": randomised_pit(p, torch.zeros_like(p), at, jitter),
         "pit_prob": randomised_pit(p, p, at, jitter),
     }

@@ -27,6 +27,7 @@ __all__ = [
     "Statement",
     "contradictions",
     "load_certificate",
+    "open_statement",
     "read_certificate",
     "read_statement",
     "render_statement",
@@ -77,8 +78,12 @@ def render_statement(certificate: Certificate) -> str:
 
 def read_certificate(path: str | Path) -> Certificate:
     """The record in a certificate's file; raises `OutputError` where there is none, or where it contradicts itself."""
-    text = read_text(path, "the certificate", OutputError, most_bytes=_MOST_BYTES)
-    return load_certificate(text, source=str(path))
+    return load_certificate(_read(path), source=str(path))
+
+
+def open_statement(path: str | Path) -> Statement:
+    """As `read_statement`, from a file."""
+    return read_statement(_read(path), source=str(path))
 
 
 def load_certificate(text: str, *, source: str = "the certificate") -> Certificate:
@@ -122,6 +127,10 @@ def read_statement(text: str, *, source: str = "the certificate") -> Statement:
         msg = known if known.startswith(source) else f"{source} was {known}"
         raise OutputError(msg) from error
     return Statement(raw=raw, certificate=certificate)
+
+
+def _read(path: str | Path) -> str:
+    return read_text(path, "the certificate", OutputError, most_bytes=_MOST_BYTES)
 
 
 def contradictions(statement: Statement) -> list[str]:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specverify.cli.bench import bench
 from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.compare import compare
 from specverify.cli.detection import detection
-from specverify.cli.exits import guarded
+from specverify.cli.exits import guarded, leave, terminable
 from specverify.cli.faults import faults
 from specverify.cli.gate import gate
 from specverify.cli.golden import app as golden
 from specverify.cli.init import init
 from specverify.cli.options import AsJson, Quiet  # noqa: TC001 - typer reads the annotations
 from specverify.cli.qualify import qualify
+from specverify.cli.rank import rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +30,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="specverify",
     help="Does speculative decoding change what a model says, and may this pair go out?",
-    epilog="Exit codes: 0 pass, 1 fail, 2 usage, 3 inconclusive, 70 a bug in specverify, 130 interrupted.",
+    epilog="Exit codes: 0 pass, 1 fail, 2 usage, 3 inconclusive, 70 a bug in specverify, 130 interrupted, 143 terminated.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -42,6 +44,9 @@ app.command(short_help="Plant known faults, and show which check catches them.")
 app.add_typer(golden, name="golden")
 app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
 app.command(short_help="Tokens to proof of each structured fault, beside the tests and criteria in use.")(detection)
+
+app.command(short_help="Time verification and decoding against baselines, in turns.")(bench)
+app.command(short_help="Which draft, and how many tokens: measured, for a target and some drafts.")(rank)
 
 
 @app.command()
@@ -72,6 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     main(["certify", "--only", "compatibility"])
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(
-        lambda: app(given or ["--help"], prog_name="specverify", standalone_mode=False), as_json="--json" in given
-    )
+
+    def command() -> int | None:
+        return app(given or ["--help"], prog_name="specverify", standalone_mode=False)  # type: ignore[no-any-return]
+
+    if arguments is not None:  # called from somebody's own program, whose signals are its own
+        return guarded(command, as_json="--json" in given)
+    with terminable():
+        code = guarded(command, as_json="--json" in given)
+    return leave(code)

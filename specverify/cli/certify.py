@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["certify"]
+__all__ = ["certify", "run"]
 
 
 def certify(
@@ -53,6 +53,7 @@ def certify(
     seed: options.Seed = None,
     out: options.Out = None,
     resume: options.Resume = True,
+    matrix: options.MatrixFile = None,
     ray: options.Ray = None,
     ray_workers: options.RayWorkers = None,
     ray_gpus: options.RayGpus = None,
@@ -70,18 +71,22 @@ def certify(
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
         engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off,
     )  # fmt: skip
+    cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
+    if matrix is not None:
+        from specverify.cli.matrix import certify_matrix
+
+        return certify_matrix(matrix, invocation, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
     sources, asked = invocation.sources(), invocation.plan()
     folder = invocation.folder(sources, asked)
     with crash_kept_in(folder):
-        cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
-        certificate = _run(
+        certificate = run(
             invocation, sources, asked, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json
         )
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
 
-def _run(
+def run(
     invocation: Invocation,
     sources: Sources,
     plan: Plan,
@@ -91,6 +96,7 @@ def _run(
     resume: bool,
     quiet: bool,
     as_json: bool,
+    keep_checkpoint: bool = False,
 ) -> Certificate:
     """Everything that can be refused is refused first; then load, certify, write."""
     from rich.console import Console
@@ -99,7 +105,10 @@ def _run(
 
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
-        return _certified(invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet)
+        return _certified(
+            invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet,
+            keep_checkpoint=keep_checkpoint,
+        )  # fmt: skip
     except KeyboardInterrupt as error:
         msg = "interrupted; run the same command again to resume"
         raise Interrupted(msg) from error
@@ -117,13 +126,14 @@ def _certified(
     watch: Watch,
     resume: bool,
     quiet: bool,
+    keep_checkpoint: bool,
 ) -> Certificate:
     from dataclasses import replace
 
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
     from specverify.cli.engine_setup import decoded_by_engine
-    from specverify.cli.output import render, reserved, write_all
+    from specverify.cli.output import last_of, render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
@@ -153,8 +163,9 @@ def _certified(
             )
         certificate = replace(certificate, command=invocation.whole_command())
         certificate = _named(certificate, sources) if invocation.target is None else certificate
-        write_all(folder, render(certificate))
-        store.remove()
+        write_all(folder, render(certificate, last_of(folder)))
+        if not keep_checkpoint:
+            store.remove()
         return certificate
 
 

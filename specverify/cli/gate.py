@@ -44,14 +44,12 @@ def gate(
     from rich.console import Console
 
     from specverify.cli.progress import watching
-    from specverify.codec import read_text
-    from specverify.errors import OutputError
     from specverify.policy import Policy
     from specverify.policy_file import read_policy
-    from specverify.statement import contradictions, read_statement
+    from specverify.statement import contradictions, open_statement
 
     wanted = read_policy(policy) if policy is not None else Policy()
-    statement = read_statement(read_text(certificate, "the certificate", OutputError), source=str(certificate))
+    statement = open_statement(certificate)
     folders = _folders(target, draft, pair)
     watch = watching(Console(stderr=True), quiet=quiet or as_json, as_json=as_json)
     try:

@@ -95,3 +95,9 @@ RayGpus = Annotated[
     float | None,
     Option("--ray-gpus", metavar="F", min=0, help="GPUs of each, such as 0.5.  [default: 1 on CUDA, else 0]"),
 ]
+MatrixFile = Annotated[
+    Path | None,
+    Option(
+        "--matrix", metavar="FILE.toml", help="Certify every combination of targets, drafts, parameters and tokens."
+    ),
+]

@@ -14,9 +14,9 @@ from specverify.checks.greedy import greedy
 from specverify.checks.lossless import lossless
 from specverify.checks.parameters import over
 from specverify.checks.reproducibility import reproducibility
-from specverify.checks.stopping import stopping
 from specverify.conformance.laws import off_subject, on_subject
 from specverify.conformance.state import context, neighbours, prefix_cache
+from specverify.conformance.stops import stop_strings, stops
 from specverify.conformance.told import counters, drafting, logprobs, vocabulary
 from specverify.engines.arms import Guarded
 from specverify.errors import PlanError, SpecverifyError, UsageError
@@ -65,7 +65,8 @@ CELLS: tuple[Check, ...] = (
     greedy,
     lossless,
     _parameters,
-    stopping,
+    stops,
+    stop_strings,
     reproducibility,
     neighbours,
     prefix_cache,
@@ -74,7 +75,7 @@ CELLS: tuple[Check, ...] = (
     logprobs,
 )
 """Cheaper and stronger answers first."""
-OFF_CELLS: tuple[Check, ...] = (greedy, lossless, _parameters, stopping, reproducibility)
+OFF_CELLS: tuple[Check, ...] = (greedy, lossless, _parameters, stops, stop_strings, reproducibility)
 """What the engine without speculation must do, too, before anything can be said of it with speculation."""
 _NEEDED = ("drafting", "greedy", "lossless")
 """Cells without which no engine passes."""

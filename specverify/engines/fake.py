@@ -17,8 +17,8 @@ import torch
 from specverify.decoding import Decoder
 from specverify.drafting import DraftModel, NoDraft
 from specverify.engines import ALL_PARAMETERS, Capability
+from specverify.engines.options import Options
 from specverify.engines.reference import ReferenceEngine
-from specverify.errors import PlanError
 from specverify.models.rolling import RollingModel, rolling_pair
 from specverify.records import DecodeCounters, DecodeTrace, count
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeEngine", "fake_engine", "letters", "opened"]
 
+_OPTIONS = Options(
+    engine="fake",
+    defaults={"vocab_size": "24", "seed": "0", "opposed": "no"},
+    choices={"opposed": ("yes", "no")},
+    counts=frozenset({"vocab_size", "seed"}),
+)
 _NOTHING = DecodeCounters(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0, num_accepted_tokens_per_pos=())
 
 
@@ -125,15 +131,11 @@ def fake_engine(
 @contextlib.contextmanager
 def opened(settings: EngineSettings) -> Iterator[Engine]:
     """`EngineFactory`: the folders are left alone, the options are `vocab_size`, `seed` and `opposed`."""
-    options = dict(settings.options)
-    unknown = options.keys() - {"vocab_size", "seed", "opposed"}
-    if unknown:
-        msg = f"the engine fake has no option '{min(unknown)}'; it takes vocab_size, seed and opposed"
-        raise PlanError(msg)
+    options = _OPTIONS.read(settings.options)
     yield fake_engine(
-        vocab_size=int(options.get("vocab_size", 24)),
-        seed=int(options.get("seed", 0)),
-        opposed=options.get("opposed", "no") == "yes",
+        vocab_size=int(options["vocab_size"]),
+        seed=int(options["seed"]),
+        opposed=options["opposed"] == "yes",
         num_speculative_tokens=settings.num_speculative_tokens,
         max_length=min(settings.max_length, 128),
     )

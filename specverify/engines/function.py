@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.engines.finish import finish_of
 from specverify.errors import SpecverifyError, SubjectError
-from specverify.records import DecodeTrace
+from specverify.records import DecodeCounters, DecodeTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,8 @@ def decodes(function: Callable[..., Any]) -> bool:
 class FunctionEngine:
     """A function `(prompt_ids, n, max_new_tokens, seed, **sampling) -> list[list[int]]`.
 
-    `sampling` are the fields of `SamplingParams` by their names; one that the function doesn't take is not asked of it.
+    `sampling` are the fields of `SamplingParams` by their names; one that the function doesn't take is not asked of it. An attribute
+    `counters` of the function, itself a function, tells what was drafted since the start; without it nobody knows.
     Raises `SubjectError` for an answer of another type, or where the function raises.
     """
 
@@ -58,9 +59,27 @@ class FunctionEngine:
     def capabilities(self) -> frozenset[Capability]:
         """Seeds, where it takes one; the other arm, where there is a function for it. Stop strings need a text, so never."""
         found = {Capability.SEED} if self._taken is None or "seed" in self._taken else set()
+        if self._meter is not None:
+            found.add(Capability.COUNTERS)
         if self.off is not None:
             found.add(Capability.SPECULATION_SWITCH)
         return frozenset(found)
+
+    @property
+    def _meter(self) -> Callable[[], Any] | None:
+        meter = getattr(self.function, "counters", None)
+        return meter if callable(meter) else None
+
+    def counters(self) -> DecodeCounters:
+        """What the function's own attribute `counters` returns: `DecodeCounters`, or a dict of its fields."""
+        told: Any = self._meter() if self._meter is not None else None
+        try:
+            counted = told if isinstance(told, DecodeCounters) else DecodeCounters(**told)
+        except TypeError as error:
+            fields = ", ".join(field.name for field in dataclasses.fields(DecodeCounters))
+            msg = f"{self.name}.counters() returned {str(told)[:60]!r}; a dict of {fields} was wanted"
+            raise SubjectError(msg) from error
+        return dataclasses.replace(counted, num_accepted_tokens_per_pos=tuple(counted.num_accepted_tokens_per_pos))
 
     @cached_property
     def parameters(self) -> frozenset[str]:

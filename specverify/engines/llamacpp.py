@@ -93,7 +93,13 @@ def _endpoint(
     url = f"http://{LOOPBACK}:{server.port}"
     module = "specverify.engines.llamacpp_server"
     started = serving(
-        [sys.executable, "-m", module, server.write()],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            server.write(),
+        ],  # -P: this package, not one of the folder that we stand in
         port=server.port,
         health_url=f"{url}/health",
         log_path=log,

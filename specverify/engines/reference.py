@@ -11,8 +11,9 @@ from specverify.context import Row
 from specverify.decoding import Decoder, autoregressive, speculative
 from specverify.drafting import DraftModel, NoDraft
 from specverify.engines import ALL_PARAMETERS, Capability
-from specverify.errors import PlanError, PromptError
-from specverify.models.loading import load_pair
+from specverify.engines.options import Options
+from specverify.errors import PromptError
+from specverify.models.loading import DTYPES, load_pair
 from specverify.parallel import mapped
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _WORTH_A_WORKER = 32
 """Rows below which a second batch side by side gains nothing."""
 _LIKE_LENGTH = 32
 """Tokens by which prompts of one batch may differ beyond a factor of 2."""
+_OPTIONS = Options(engine="reference", defaults={"dtype": "float32"}, choices={"dtype": tuple(DTYPES)})
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,7 @@ class ReferenceEngine:
 @contextlib.contextmanager
 def opened(settings: EngineSettings) -> Iterator[ReferenceEngine]:
     """`EngineFactory`: the models of the two folders under chain rejection; the option `dtype` is float32 unless given."""
-    options = {"dtype": "float32", **dict(settings.options)}
-    if unknown := options.keys() - {"dtype"}:
-        msg = f"the engine reference has no option '{min(unknown)}'; it takes dtype"
-        raise PlanError(msg)
+    options = _OPTIONS.read(settings.options)
     pair = load_pair(settings.target, settings.draft, device="cpu", dtype=options["dtype"])
     target, tokenizer = pair.target.model, pair.target.tokenizer
     drafter = NoDraft(target.vocab_size) if pair.draft is None else DraftModel(pair.draft.model, target.vocab_size)

@@ -17,8 +17,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.engines.finish import finish_of
-from specverify.errors import PlanError, PromptError, SubjectError
-from specverify.models.loading import load_model
+from specverify.engines.options import Options
+from specverify.errors import PromptError, SubjectError
+from specverify.models.loading import DTYPES, load_model
 from specverify.records import DecodeStep, DecodeTrace
 
 if TYPE_CHECKING:
@@ -32,7 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = ["TransformersEngine", "assisted", "lookup"]
 
-_KNOWN = {"dtype", "early_exit", "different_tokenizers", "confidence", "schedule", "device"}
+_OPTIONS = Options(
+    engine="transformers",
+    defaults={
+        "dtype": "float32", "device": "cpu", "early_exit": "", "different_tokenizers": "no", "confidence": "0",
+        "schedule": "constant",
+    },
+    choices={
+        "dtype": tuple(DTYPES), "different_tokenizers": ("yes", "no"),
+        "schedule": ("constant", "heuristic", "heuristic_transient"),
+    },
+    counts=frozenset({"early_exit"}),
+    numbers=frozenset({"confidence"}),
+)  # fmt: skip
+"""`schedule` and `confidence` are `num_assistant_tokens_schedule` and `assistant_confidence_threshold` of `generate`."""
 
 
 @dataclass
@@ -198,17 +212,17 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def assisted(settings: EngineSettings) -> Iterator[TransformersEngine]:
     """`generate(assistant_model=…)`, or with the option `early_exit=N` the target's first N layers as the assistant."""
-    options = _options(settings)
+    options = _OPTIONS.read(settings.options)
     engine = _loaded(settings, options)
-    if "early_exit" in options:
+    if options["early_exit"]:
         engine.drafting = {"assistant_early_exit": int(options["early_exit"])}
         engine.name = f"transformers, early exit at {options['early_exit']}"
         _set_drafts(engine.target, settings, options)
     elif settings.draft is not None:
-        loaded = load_model(settings.draft, device=options.get("device", "cpu"), dtype=options.get("dtype", "float32"))
+        loaded = load_model(settings.draft, device=options["device"], dtype=options["dtype"])
         engine.assistant = loaded.model.module
         _set_drafts(engine.assistant, settings, options)
-        if options.get("different_tokenizers", "no") == "yes":
+        if options["different_tokenizers"] == "yes":
             engine.assistant_tokenizer = loaded.tokenizer
             engine.name = "transformers, different tokenizers"
     yield engine
@@ -217,23 +231,15 @@ def assisted(settings: EngineSettings) -> Iterator[TransformersEngine]:
 @contextlib.contextmanager
 def lookup(settings: EngineSettings) -> Iterator[TransformersEngine]:
     """`generate(prompt_lookup_num_tokens=…)`; the draft folder, where one is given, is not read."""
-    engine = _loaded(settings, _options(settings))
+    engine = _loaded(settings, _OPTIONS.read(settings.options))
     engine.name = "transformers, prompt lookup"
     if settings.num_speculative_tokens:
         engine.drafting = {"prompt_lookup_num_tokens": settings.num_speculative_tokens}
     yield engine
 
 
-def _options(settings: EngineSettings) -> dict[str, str]:
-    options = dict(settings.options)
-    if unknown := options.keys() - _KNOWN:
-        msg = f"the engine transformers has no option '{min(unknown)}'; it takes {', '.join(sorted(_KNOWN))}"
-        raise PlanError(msg)
-    return options
-
-
 def _loaded(settings: EngineSettings, options: dict[str, str]) -> TransformersEngine:
-    loaded = load_model(settings.target, device=options.get("device", "cpu"), dtype=options.get("dtype", "float32"))
+    loaded = load_model(settings.target, device=options["device"], dtype=options["dtype"])
     return TransformersEngine(
         target=loaded.model.module,
         tokenizer=loaded.tokenizer,
@@ -248,5 +254,5 @@ def _set_drafts(assistant: PreTrainedModel, settings: EngineSettings, options: d
         msg = "the assistant has no generation configuration, so the number of its drafts can't be set"
         raise SubjectError(msg)
     config.num_assistant_tokens = settings.num_speculative_tokens
-    config.num_assistant_tokens_schedule = options.get("schedule", "constant")
-    config.assistant_confidence_threshold = float(options.get("confidence", "0"))
+    config.num_assistant_tokens_schedule = options["schedule"]
+    config.assistant_confidence_threshold = float(options["confidence"])

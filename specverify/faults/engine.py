@@ -358,7 +358,7 @@ def _fault(
 ENGINE_FAULTS: tuple[EngineFault, ...] = (
     _fault("eos-passed-over", "stopping", partial(_passed_over, "eos_token_ids"), "an EOS inside a block does not end the text"),
     _fault("stop-id-passed-over", "stopping", partial(_passed_over, "stop_token_ids"), "a stop id inside a block does not end the text"),
-    _fault("string-one-late", "stopping", _string_late, "a stop string ends the text one token late"),
+    _fault("string-one-late", "stop_strings", _string_late, "a stop string ends the text one token late"),
     _fault("least-length-ignored", "stopping", _with_params(min_new_tokens=0), "an EOS ends a text before its least length"),
     _fault("past-the-limit", "stopping", _past_limit, "one token more than asked is emitted"),
     _fault("limit-called-eos", "stopping", _each(_limit_called_eos), "a text that was cut off says that it ended"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specverify.golden.decoder_difference import decoder_verdict
 from specverify.golden.input_difference import draft_verdict, sampling_verdict, weights_verdict
-from specverify.golden.output_difference import behaviour_verdict, decoder_verdict, numerics_verdict
+from specverify.golden.output_difference import behaviour_verdict, numerics_verdict
 from specverify.golden.records import Change, GoldenReport, Layer, LayerVerdict
 from specverify.golden.tokenizer_difference import encoded_otherwise, tokenizer_verdict
 from specverify.records import Verdict, worst

@@ -65,7 +65,7 @@ def test_quiet_is_one_line(run: Run, few: None) -> None:
         (["--rule", "nowhere:f"], "the module nowhere can't be imported"),
         (["--rule", "json:dumps"], "is none of the known call shapes"),
         (["--rule", WRONG, "--shape", "vlm"], "there is no shape named 'vlm'; known: specverify"),
-        ([], "Missing option '--rule'"),
+        ([], "name an engine, such as transformers, or a verification function with --rule"),
     ],
 )
 def test_a_mistake_is_one_sentence(run: Run, arguments: list[str], said: str) -> None:

@@ -39,6 +39,23 @@ def test_second_function_is_the_off_arm():
     assert [trace.token_ids for trace in engine.decode([off])] == [(7,)]
 
 
+def test_a_function_may_tell_what_it_drafted():
+    """As a dict of the dashboards' names; anything else is one sentence."""
+
+    def counted(prompt_ids, n, max_new_tokens, seed):
+        return [[1]] * n
+
+    counted.counters = lambda: {
+        "num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3, "num_accepted_tokens_per_pos": [2, 1, 0],
+    }  # fmt: skip
+    engine = FunctionEngine(counted)
+    assert Capability.COUNTERS in engine.capabilities
+    assert engine.counters().num_accepted_tokens_per_pos == (2, 1, 0)
+    counted.counters = lambda: 3
+    with pytest.raises(SubjectError, match="a dict of num_drafts, num_draft_tokens"):
+        engine.counters()
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

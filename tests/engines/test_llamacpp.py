@@ -209,9 +209,13 @@ def test_parameters_hold_at_every_position(engines, models, changes, speculation
 
 
 @with_server
-def test_its_processes_end_with_it(pair):
+def test_its_processes_end_with_it(pair, tmp_path, monkeypatch):
+    """Started in a folder with a package of our name, which is not the one that is served from."""
     from specverify.engines.llamacpp import opened
 
+    (tmp_path / "specverify").mkdir()
+    (tmp_path / "specverify" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(tmp_path)
     said = []
     with opened(settings_of(pair), say=said.append) as engine:
         processes = [engine.on.server.process, engine.off.server.process]
@@ -240,7 +244,7 @@ def test_a_file_that_is_no_model_is_one_sentence(pair, tmp_path):
     [
         ({"mode": "greedy"}, PlanError, "mode is 'greedy'; it must be one of greedy-draft, probabilistic"),
         ({"colour": "teal"}, PlanError, "no option 'colour'"),
-        ({"threads": "none"}, PlanError, "must be a positive number"),
+        ({"threads": "none"}, PlanError, "must be a whole number of at least 1"),
         ({"draft_gguf": "nowhere.gguf"}, PairError, "nowhere.gguf isn't there; give the option draft_gguf"),
     ],
 )

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused(settings):
 def test_unknown_option_is_one_sentence(settings):
     """It names those that there are."""
     with (
-        pytest.raises(PlanError, match="no option 'layers'; it takes confidence, device"),
+        pytest.raises(PlanError, match="no option 'layers'; it may be one of dtype, device"),
         opened("transformers", replace(settings, options=(("layers", "1"),))),
     ):
         pass

@@ -11,6 +11,7 @@ import pytest
 from specverify.faults import find_fault
 from specverify.golden.attribution import attribute
 from specverify.golden.decoder import engine_of
+from specverify.golden.decoder_difference import decoder_verdict
 from specverify.golden.job import check, extended, record
 from specverify.golden.records import Change, Layer, Recording
 from specverify.models.loading import load_pair
@@ -48,14 +49,37 @@ def planted(pair: Pair, fault: str) -> Engine:
     return find_fault(fault).plant(subject).engine
 
 
-@pytest.mark.parametrize(
-    "fault", ["always-accept", "seed-ignored", "cache-never-rolled-back", "draft-temperature", "bonus-from-draft"]
-)
+@pytest.mark.parametrize("fault", ["always-accept", "seed-ignored", "cache-never-rolled-back"])
 def test_a_broken_decoder_is_blamed_on_the_decoder(recorded: Recorded, fault: str) -> None:
     """Models, numbers and parameters are the same, so nothing else can be the cause."""
     report = recorded.check(engine=planted(recorded.pair, fault))
     assert report.causes == (Layer.DECODER,)
     assert of(report, Layer.DECODER).findings
+
+
+def test_rounding_parts_some_texts_and_not_all(recorded: Recorded) -> None:
+    """With laws of another machine, as many texts may part as the measured noise explains; where that is all, nobody judges."""
+    golden = recorded.recording.golden
+    other = dataclasses.replace(now(), environment=dataclasses.replace(now().environment, torch="2.0"))
+    prompts = tuple(
+        dataclasses.replace(
+            each,
+            decoded=dataclasses.replace(
+                each.decoded,
+                sampled=tuple(
+                    dataclasses.replace(one, token_ids=(*one.token_ids[:-1], 9)) for one in each.decoded.sampled
+                ),
+            ),
+        )
+        for each in golden.prompts
+    )
+    for sd, change in ((1e-6, Change.CAUSE), (0.02, Change.CAUSE), (0.5, Change.NOT_COMPARED)):
+        noise = dataclasses.replace(golden.noise, margin_sd=sd)
+        new = dataclasses.replace(golden, prompts=prompts, noise=noise, provenances=(other,))
+        parted = decoder_verdict(
+            recorded.recording, Recording(golden=new, arrays=recorded.recording.arrays), explained=""
+        )
+        assert parted.change is change
 
 
 def test_a_library_that_computes_otherwise_is_blamed_on_numerics(recorded: Recorded) -> None:
