@@ -60,7 +60,7 @@ def uniform53(
     coordinates = (position, sequence, step, stream, seed)
     if seed.device.type == "cpu":
         return torch.from_numpy(_uniform53([each.numpy() for each in coordinates]))
-    position, sequence, step, stream, seed = torch.broadcast_tensors(*coordinates)
+    position, sequence, step, stream, seed = torch.broadcast_tensors(*coordinates)  # type: ignore[no-untyped-call]  # torch is untyped here
     words = philox4x32(
         torch.stack((position, sequence, step, stream)) & _MASK32, torch.stack((seed & _MASK32, (seed >> 32) & _MASK32))
     )
