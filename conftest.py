@@ -29,9 +29,14 @@ _SURFACES = {
     "tests/plugin": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
+    "tests/browser": ("jinja2", "matplotlib"),
+    "tests/ray": ("ray", "typer", "rich", "pydantic"),
+    **dict.fromkeys(
+        (f"tests/unit/test_{name}.py" for name in ("codec", "statement", "matrix", "redaction", "policy_file", "door")),
+        ("pydantic", "jinja2", "matplotlib", "typer"),
+    ),
     "tests/unit/compare/test_difference.py": ("pydantic",),
     "tests/unit/golden/test_file.py": ("pydantic",),
-    "tests/unit/test_codec.py": ("pydantic",),
     "tests/engines/test_http_engine.py": ("httpx2", "stamina"),
     "tests/engines/test_openai.py": ("httpx2", "stamina"),
 }

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
 
     def command() -> int | None:
-        return app(given or ["--help"], prog_name="specverify", standalone_mode=False)  # type: ignore[no-any-return]
+        return app(given or ["--help"], prog_name="specverify", standalone_mode=False)  # type: ignore[no-any-return]  # typer hands on what the command returns
 
     if arguments is not None:  # called from somebody's own program, whose signals are its own
         return guarded(command, as_json="--json" in given)
