@@ -23,7 +23,7 @@ import torch
 from specverify import __version__
 from specverify.checks.acceptance import acceptance
 from specverify.checks.boundary import boundary
-from specverify.checks.check import Unscored, not_honoured
+from specverify.checks.check import Unscored, not_honoured, reproduce
 from specverify.checks.compatibility import compatibility
 from specverify.checks.cost import cost
 from specverify.checks.exactness import exactness
@@ -269,6 +269,7 @@ def run_check(
             verdict=Verdict.FAIL,
             summary=f"the engine broke: {error}",
             findings=(Finding(text=str(error)),),
+            reproduce=reproduce(subject, plan, check.id),
         )
     return dataclasses.replace(result, elapsed_s=time.perf_counter() - started)
 

@@ -83,7 +83,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "threshold-acceptance": (_THRESHOLD, _ACCEPTED_MORE),
     "accept-or-equal": (),
 }
-"""Structured faults, and what a verdict may call each: the line of code that is wrong, or the fault itself."""
+"""Structured faults, and what a verdict may call each: the line of code that is wrong, or the fault itself.
+
+The last one shows once in 2^53 draws, so in no stream; it is here to say so."""
 
 _BY_THRESHOLD = Fault(
     name="threshold-acceptance",
@@ -224,7 +226,8 @@ def detections(
 ) -> Iterator[Detection]:
     """The healthy decoder, then each fault; every one as it is done.
 
-    `tokens` is the budget of the e-process, `compared` that of every other test, and of the healthy decoder. Raises `PlanError` where the subject isn't a reference decoder with a draft model.
+    `tokens` is the budget of the e-process, `compared` that of every other test, and of what no stream shows. Raises
+    `PlanError` where the subject isn't a reference decoder with a draft model.
     """
     if subject.decoder is None or subject.draft is None:
         msg = "faults are planted in the reference decoder with a draft model; leave out --drafter"
@@ -237,7 +240,8 @@ def detections(
     baseline = math.nan
     for fault in (None, *faults):
         asked_of = subject if fault is None else fault.plant(subject)
-        most = compared if fault is None else max(tokens, compared)
+        in_vain = fault is None or not NAMES[fault.name]
+        most = compared if in_vain else max(tokens, compared)
         stream = _stream(asked_of, plan, run=0, least=compared, most=most)
         length = count(stream.traces).mean_acceptance_length
         baseline = length if fault is None else baseline

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specverify.certify import CHECKS, run_check
+from specverify.cli.engine_setup import decoded_by_engine
 from specverify.cli.invocation import Invocation
 from specverify.cli.setup import make_subject
 from specverify.door import plan_of
-from specverify.engine_door import opened_engine
 from specverify.engines.reference import ReferenceEngine
 from specverify.errors import ClaimViolated
 from specverify.judge import judge
@@ -83,14 +83,17 @@ class Assertion:
 
 
 @contextlib.contextmanager
-def subject_of_options(*, target: str | None, draft: str | None, engine: str, seed: int) -> Iterator[Subject]:
+def subject_of_options(
+    *, target: str | None, draft: str | None, engine: str | None, options: tuple[str, ...] = (), seed: int
+) -> Iterator[Subject]:
     """The pair of the options, and the engine of that name while the session lasts."""
     plan = plan_of(budget="quick", seed=seed)
     drafter = "prompt-lookup" if target is not None and draft is None else "model"
-    invocation = Invocation(target=target, draft=draft, drafter=drafter)
-    subject = make_subject(invocation, invocation.sources(), plan)
-    with opened_engine(engine, subject, plan) as opened:
-        yield subject if opened is None else _with(subject, opened, plan.num_speculative_tokens)
+    invocation = Invocation(target=target, draft=draft, drafter=drafter, engine=engine or "", option=options)
+    sources = invocation.sources()
+    subject = make_subject(invocation, sources, plan)
+    with decoded_by_engine(invocation, sources, subject, plan, say=lambda _: None) as decoded:
+        yield decoded
 
 
 def _with(subject: Subject, engine: Engine, num_speculative_tokens: int) -> Subject:

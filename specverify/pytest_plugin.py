@@ -194,7 +194,8 @@ def specverify_subject(pytestconfig: pytest.Config) -> Iterator[Subject]:
     with subject_of_options(
         target=pytestconfig.getoption("specverify_target"),
         draft=pytestconfig.getoption("specverify_draft"),
-        engine=pytestconfig.getoption("specverify_engine") or "reference",
+        engine=pytestconfig.getoption("specverify_engine"),
+        options=tuple(pytestconfig.getoption("specverify_engine_option")),
         seed=seed_of(pytestconfig),
     ) as subject:
         yield subject

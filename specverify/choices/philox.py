@@ -16,7 +16,7 @@ import torch
 from specverify.choices import Stream, first_of_race, inverse_cdf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
@@ -33,14 +33,7 @@ _NUMPY_CONSTANTS = np.array((_MULTIPLIERS, _WEYL), dtype=np.uint64)
 
 
 def philox4x32(counter: Int[Tensor, "4 *shape"], key: Int[Tensor, "2 *shape"]) -> Int[Tensor, "4 *shape"]:
-    """Ten rounds of Philox4x32 on 32-bit words held in int64 [Salmon2011, §4.3].
-
-    On the CPU in NumPy: a step needs a handful of words, and there an operation on them costs a third.
-    """
-    if counter.device.type == "cpu":
-        words, keys = counter.numpy().view(np.uint64), key.numpy().view(np.uint64)
-        even, odd = _ten_rounds(words, keys, _NUMPY_CONSTANTS, flip=lambda pair: pair[::-1])
-        return torch.from_numpy(np.stack((even[0], odd[0], even[1], odd[1])).view(np.int64))
+    """Ten rounds of Philox4x32 on 32-bit words held in int64 [Salmon2011, §4.3]."""
     constants = torch.tensor((_MULTIPLIERS, _WEYL), dtype=torch.int64, device=counter.device)
     even, odd = _ten_rounds(counter, key, constants, flip=lambda pair: pair.flip(0))
     return torch.stack((even[0], odd[0], even[1], odd[1]))
@@ -66,8 +59,10 @@ def uniform53(
     step: Int[Tensor, "*shape"],
 ) -> Float[Tensor, "*shape"]:
     """A 53-bit uniform in [0, 1) for each coordinate; shapes broadcast. Distinct coordinates are independent."""
-    shape = np.broadcast_shapes(seed.shape, stream.shape, sequence.shape, position.shape, step.shape)
-    seed, stream, sequence, position, step = (each.expand(shape) for each in (seed, stream, sequence, position, step))
+    coordinates = (position, sequence, step, stream, seed)
+    if seed.device.type == "cpu":
+        return torch.from_numpy(_uniform53([each.numpy() for each in coordinates]))
+    position, sequence, step, stream, seed = torch.broadcast_tensors(*coordinates)  # type: ignore[no-untyped-call]  # torch is untyped here
     words = philox4x32(
         torch.stack((position, sequence, step, stream)) & _MASK32, torch.stack((seed & _MASK32, (seed >> 32) & _MASK32))
     )
@@ -95,6 +90,14 @@ def race_noise(
 def _53_bits(high: Int[Tensor, "*shape"], low: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """A uniform from the upper 27 and 26 bits of two words."""
     return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53
+
+
+def _uniform53(coordinates: Sequence[Int[np.ndarray, "*shape"]]) -> Float[np.ndarray, "*shape"]:
+    """The same in NumPy: a step needs a handful of words, and there an operation on them costs a third."""
+    words = np.array(np.broadcast_arrays(*coordinates)).view(np.uint64)
+    key = np.stack((words[4] & _MASK32, words[4] >> 32))
+    even, odd = _ten_rounds(words[:4] & _MASK32, key, _NUMPY_CONSTANTS, flip=lambda pair: pair[::-1])
+    return np.asarray(((even[0] >> 5) * 2**26 + (odd[0] >> 6)) * 2.0**-53)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from specverify.cli.calibrate import calibrate
 from specverify.cli.certify import certify
 from specverify.cli.compare import compare
 from specverify.cli.detection import detection
+from specverify.cli.drafts import drafts
 from specverify.cli.exits import guarded, leave, terminable
 from specverify.cli.faults import faults
 from specverify.cli.gate import gate
@@ -44,6 +45,7 @@ app.command(short_help="Plant known faults, and show which check catches them.")
 app.add_typer(golden, name="golden")
 app.command(short_help="Compare two certificates, pairs or goldens, or watch a running server.")(compare)
 app.command(short_help="Tokens to proof of each structured fault, beside the tests and criteria in use.")(detection)
+app.command(short_help="Say which of two drafts a target accepts more, on the same text.")(drafts)
 
 app.command(short_help="Time verification and decoding against baselines, in turns.")(bench)
 app.command(short_help="Which draft, and how many tokens: measured, for a target and some drafts.")(rank)

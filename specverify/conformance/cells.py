@@ -228,7 +228,7 @@ def held(cell: Check, subject: Subject, plan: Plan, watch: Watch | None = None) 
     try:
         result = run_check(cell, subject, plan, watch=watch)
     except UsageError as error:
-        result = CheckResult(id=cell.id, claim=cell.claim, verdict=Verdict.NOT_RUN, summary=f"refused: {error}")
+        result = CheckResult(id=cell.id, claim=cell.claim, verdict=Verdict.NOT_RUN, summary=f"not supported: {error}")
     return replace(result, plots=())
 
 

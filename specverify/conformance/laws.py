@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from specverify.engines import Engine
     from specverify.models import LanguageModel, Session
+    from specverify.models.loading import LoadedModel
 
 __all__ = ["Laws", "laws_of_folders", "laws_of_models", "off_subject", "on_subject"]
 
@@ -78,9 +79,12 @@ class Laws:
 
 
 def laws_of_folders(
-    target: Path, draft: Path | None, *, eos_token_ids: Sequence[int], max_length: int, seed: int
+    target: Path, draft: Path | None, *, eos_token_ids: Sequence[int], max_length: int, seed: int, name: str = ""
 ) -> Laws:
-    """Two folders in the Hugging Face layout, computed in float64. Raises `PairError`."""
+    """Two folders in the Hugging Face layout, computed in float64; `name` is told in place of a folder's path.
+
+    Raises `PairError`.
+    """
     loaded = load_model(target, device="cpu", dtype="float64")
     usual = load_model(target, device="cpu", dtype="float32").model
     drafting = load_model(draft, device="cpu", dtype="float64") if draft is not None else None
@@ -92,7 +96,7 @@ def laws_of_folders(
         prompts=random_prompts(loaded.model.vocab_size, eos_token_ids, seed=seed),
         eos_token_ids=tuple(eos_token_ids),
         detokenize=lambda ids: str(tokenizer.decode(list(ids))),
-        fingerprints=(fingerprint(loaded), fingerprint(drafting) if drafting is not None else None),
+        fingerprints=(_told(loaded, name), _told(drafting, name and "its draft") if drafting is not None else None),
     )
 
 
@@ -113,6 +117,11 @@ def laws_of_models(
         detokenize=detokenize,
         fingerprints=(_bare(target), _bare(draft) if draft is not None else None),
     )
+
+
+def _told(loaded: LoadedModel, name: str) -> ModelFingerprint:
+    digests = fingerprint(loaded)
+    return replace(digests, name=name or digests.name)
 
 
 def _bare(model: LanguageModel) -> ModelFingerprint:

@@ -114,7 +114,7 @@ def run_engine(
     with tempfile.TemporaryDirectory(prefix="specverify-") as folder:
         settings = settings_of(run, Path(folder) / "near", plan, opposed=False)
         with opened_arms(run.name, settings, off=run.off, say=say) as arms:
-            laws = laws_of(arms.on, settings, plan)
+            laws = laws_of(arms.on, settings, plan, name="the calibration pair" if run.calibrated else "")
             on = _planted(arms.on, run.fault)
             results = hold_cells(on, arms.off, arms.off2, laws, plan, watch=watch, command=run.command)
         if run.calibrated and not run.fault:
@@ -154,15 +154,15 @@ def _eos_of(folder: Path) -> tuple[int, ...]:
     return ()
 
 
-def laws_of(engine: Engine, settings: EngineSettings, plan: Plan) -> Laws:
-    """Of the folders; of its own where the engine is the fake."""
+def laws_of(engine: Engine, settings: EngineSettings, plan: Plan, *, name: str = "") -> Laws:
+    """Of the folders; of its own where the engine is the fake. `name` is told in place of a folder that is ours."""
     if isinstance(engine, FakeEngine):
         return laws_of_models(
             engine.target, engine.draft, eos_token_ids=settings.eos_token_ids, seed=plan.seed, detokenize=letters
         )
     eos = settings.eos_token_ids
     return laws_of_folders(
-        settings.target, settings.draft, eos_token_ids=eos, max_length=settings.max_length, seed=plan.seed
+        settings.target, settings.draft, eos_token_ids=eos, max_length=settings.max_length, seed=plan.seed, name=name
     )
 
 

@@ -51,7 +51,7 @@ _OPTIONS = Options(
     numbers=frozenset({"timeout_s", "start_timeout_s", "synthetic_length"}),
 )
 """`slots` is how many requests the server takes at a time, `max_batch_size` unless fewer should wait; `extra` is a JSON object
-that goes into every call, as `{"cache_prompt": true}`."""
+that goes into every call, as `{"cache_prompt": false}`."""
 
 
 @contextlib.contextmanager

@@ -49,6 +49,10 @@ _OPTIONS = Options(
 """`schedule` and `confidence` are `num_assistant_tokens_schedule` and `assistant_confidence_threshold` of `generate`."""
 
 
+_NO_EOS = [-1]
+"""No id: `None` would be filled in from the model's folder."""
+
+
 @dataclass
 class _Steps(BaseStreamer):
     """What each step drafted and emitted, as `generate` shows it to the public."""
@@ -179,7 +183,7 @@ def _config(params: SamplingParams, num_samples: int) -> GenerationConfig:
         min_new_tokens=params.min_new_tokens or None,
         bad_words_ids=[list(ids) for ids in params.banned_token_ids] or None,
         max_new_tokens=params.max_new_tokens,
-        eos_token_id=ends or None,
+        eos_token_id=ends or _NO_EOS,
         stop_strings=list(params.stop_strings) or None,
         pad_token_id=0,
     )

@@ -6,9 +6,9 @@ Files, not the loaded model: so dtype, device and library change nothing here.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specverify.models.loading import LoadedModel
+    from specverify.records import ModelFingerprint
 
 __all__ = ["IGNORED_KEYS", "SKETCH", "sketch", "stored_tensors", "weights_facts"]
 
@@ -56,8 +57,9 @@ def weights_facts(loaded: LoadedModel) -> tuple[WeightsFacts, dict[str, Shaped[n
         sketches.append(sketch(tensor))
         if name == embedding:
             rows = _row_digests(tensor)
-    named = replace(fingerprint(loaded), name=Path(loaded.source).name)  # goldens are shared: no folder of one machine
-    facts = WeightsFacts(fingerprint=named, config=_config(loaded), tensors=tuple(tensors), embedding=embedding)
+    facts = WeightsFacts(
+        fingerprint=_named(fingerprint(loaded)), config=_config(loaded), tensors=tuple(tensors), embedding=embedding
+    )
     return facts, {"sketch": np.array(sketches, dtype=np.float32).reshape(-1, SKETCH), "rows": rows}
 
 
@@ -72,6 +74,12 @@ def stored_tensors(loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         for name, number in sorted((name, place) for place, file in enumerate(opened) for name in file.keys()):  # noqa: SIM118 - no mapping
             yield name, opened[number].get_tensor(name)
+
+
+def _named(known: ModelFingerprint) -> ModelFingerprint:
+    """A folder goes by its own name: where it lies is of one machine, and a golden is of all."""
+    folder = Path(known.name).expanduser()
+    return dataclasses.replace(known, name=folder.name) if folder.is_dir() else known
 
 
 def _embedding_name(loaded: LoadedModel) -> str:

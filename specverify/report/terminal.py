@@ -73,7 +73,7 @@ def _truth(certificate: Certificate) -> str:
 
 def _claims(certificate: Certificate, console: Console) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=False, header_style="dim")
-    table.add_column("check", overflow="fold", max_width=18)
+    table.add_column("check", overflow="fold", max_width=24)
     table.add_column("verdict", no_wrap=True)
     table.add_column("what was seen", overflow="fold", ratio=1)
     for result in certificate.checks:

@@ -208,7 +208,8 @@ def test_an_engine_of_the_users_own_by_its_name(pytester: pytest.Pytester) -> No
         from dataclasses import replace
 
         class Wrong:
-            name, capabilities, parameters = "wrong", frozenset({"speculation_switch", "steps", "seed"}), frozenset()
+            name, capabilities = "wrong", frozenset({"speculation_switch", "steps", "seed"})
+            parameters = frozenset({"temperature"})
             def decode(self, requests):
                 raise OSError("it hung up")
 
@@ -220,4 +221,4 @@ def test_an_engine_of_the_users_own_by_its_name(pytester: pytest.Pytester) -> No
     pytester.makepyfile(GREEDY)
     result = pytester.runpytest_inprocess(*PLUGIN, "--specverify-engine", "mine:opened")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*the engine broke: wrong raised OSError: it hung up*"])
+    result.stdout.fnmatch_lines(["*the engine broke: wrong raised OSError*it hung up*"])

@@ -46,7 +46,7 @@ def known_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     from specverify.conformance import laws_of_models, run
     from specverify.engines.fake import letters
 
-    def laws(engine, settings, plan):
+    def laws(engine, settings, plan, **names):
         return laws_of_models(engine.target, engine.draft, eos_token_ids=(0,), seed=plan.seed, detokenize=letters)
 
     monkeypatch.setattr(run, "laws_of", laws)
