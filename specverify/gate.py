@@ -22,12 +22,12 @@ from specverify.plan import CHECK_IDS, ON_REQUEST_IDS, settings_digest
 from specverify.records import Verdict, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from specverify.policy import Policy
     from specverify.records import Certificate, CheckResult, ModelFingerprint
 
-__all__ = ["Reason", "Refusal", "differing_files", "disagreements", "unmet"]
+__all__ = ["Reason", "Refusal", "about_an_engine", "differing_files", "disagreements", "unmet"]
 
 _MUST_BE_ZERO = {
     "compatibility": "num_emittable_differing_ids",
@@ -87,8 +87,21 @@ def disagreements(certificate: Certificate) -> Iterator[str]:
     verdict = worst(result.verdict for result in judged)
     if verdict is not certificate.verdict:
         yield f"the verdict is {certificate.verdict}, but the checks give {verdict}"
-    if headline(judged, fault=certificate.fault, whole=not plan.get("only")) != certificate.headline:
+    if _headline(certificate, judged) != certificate.headline:
         yield "the headline is not the one of these checks"
+
+
+def about_an_engine(certificate: Certificate) -> bool:
+    """Whether it is of `specverify qualify`: about an engine and its calibration pair, which nobody serves."""
+    known = {*CHECK_IDS, *ON_REQUEST_IDS}
+    return certificate.command.startswith("specverify qualify") or (
+        bool(certificate.checks) and not any(result.id in known for result in certificate.checks)
+    )
+
+
+def _headline(certificate: Certificate, judged: Sequence[CheckResult]) -> str:
+    whole = not certificate.plan.get("only")
+    return headline(judged, fault=certificate.fault, whole=whole, engine=certificate.engine)
 
 
 def _wrong_list(certificate: Certificate) -> Iterator[str]:

@@ -44,12 +44,17 @@ def gate(
     from rich.console import Console
 
     from specverify.cli.progress import watching
+    from specverify.errors import UsageError
+    from specverify.gate import about_an_engine
     from specverify.policy import Policy
     from specverify.policy_file import read_policy
     from specverify.statement import contradictions, open_statement
 
     wanted = read_policy(policy) if policy is not None else Policy()
     statement = open_statement(certificate)
+    if about_an_engine(statement.certificate):
+        msg = f"{certificate} is about an engine (specverify qualify), not about a pair; give the certificate of specverify certify"
+        raise UsageError(msg)
     folders = _folders(target, draft, pair)
     watch = watching(Console(stderr=True), quiet=quiet or as_json, as_json=as_json)
     try:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specverify.certify import CHECKS, ON_REQUEST
-from specverify.gate import Reason, differing_files, disagreements, unmet
+from specverify.gate import Reason, about_an_engine, differing_files, disagreements, unmet
+from specverify.judge import headline
 from specverify.plan import CHECK_IDS, ON_REQUEST_IDS, Plan
 from specverify.policy import DomainPolicy, Policy
 from specverify.records import Certificate, Finding, Verdict
@@ -55,6 +56,15 @@ def test_a_good_certificate_agrees_with_itself_and_is_let_out() -> None:
     """Nothing to say, without a policy and with one that it meets."""
     assert not list(disagreements(GOOD))
     assert not list(unmet(GOOD, Policy()))
+
+
+def test_the_engine_under_test_may_be_another() -> None:
+    """The headline names it, and is computed with it again."""
+    made = certificate_of(engine="vllm", headline=headline(GOOD.checks, fault="", whole=True, engine="vllm"))
+    assert made.headline != GOOD.headline
+    assert not list(disagreements(made))
+    assert not about_an_engine(made)
+    assert about_an_engine(replace(made, checks=(result_of("cells/greedy"),)))
 
 
 def test_a_failed_and_an_undecided_run_agree_with_themselves() -> None:
