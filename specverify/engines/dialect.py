@@ -227,7 +227,7 @@ def _llamacpp_payload(ask: Ask) -> dict[str, Any]:
         "stop": list(params.stop_strings),
         "n_probs": 1 if ask.logprobs else 0,
         "return_tokens": True,
-        "cache_prompt": False,
+        "cache_prompt": True,  # its default; a fault of the prefix cache is a fault
     }
 
 

@@ -51,7 +51,7 @@ _OPTIONS = Options(
     numbers=frozenset({"timeout_s", "start_timeout_s", "synthetic_length"}),
 )
 """`slots` is how many requests the server takes at a time, `max_batch_size` unless fewer should wait; `extra` is a JSON object
-that goes into every call, as `{"cache_prompt": true}`."""
+that goes into every call, as `{"cache_prompt": false}`."""
 
 
 @contextlib.contextmanager
@@ -93,7 +93,13 @@ def _endpoint(
     url = f"http://{LOOPBACK}:{server.port}"
     module = "specverify.engines.llamacpp_server"
     started = serving(
-        [sys.executable, "-m", module, server.write()],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            server.write(),
+        ],  # -P: this package, not one of the folder that we stand in
         port=server.port,
         health_url=f"{url}/health",
         log_path=log,

@@ -1,6 +1,6 @@
 """A real engine held against the exact float64 law of the calibration pair; `python -m tests.engines.held --help` runs one.
 
-Two routes that share no code: each token's PIT under its own context (specverify's scorer, KS and e-process), and the
+Two routes that share no code: each token's PIT under its own context (specverify's scorer, KS, chi-square and e-process), and the
 counts of the first tokens against their exact marginal laws, enumerated over every beginning (chi-square).
 """
 
@@ -23,7 +23,7 @@ from specverify.models.calibration import CalibrationPair, write_calibration_pai
 from specverify.models.loading import load_pair
 from specverify.records import DecodeRequest, SamplingParams
 from specverify.scoring import score
-from specverify.statistics.uniformity import kolmogorov_smirnov
+from specverify.statistics.uniformity import chi_square_uniform, kolmogorov_smirnov
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +45,8 @@ class Held:
     log10_e: float
     """Of the e-process; the run fails from 6 on."""
     likeliest: str
-    smallest_ks: float
-    """Smallest p-value of KS over the orders of the PIT."""
+    smallest_pit: float
+    """Smallest p-value of KS and of chi-square over 16 cells, over the orders of the PIT: six in all."""
     chi_square: tuple[float, ...]
     """p-value of the marginal law of each of the first tokens, the smallest over the prompts."""
     acceptance: float
@@ -101,7 +101,9 @@ def hold(
         tokens_per_s=len(scored) / elapsed,
         log10_e=process.log10_e,
         likeliest=process.likeliest,
-        smallest_ks=min(kolmogorov_smirnov(scored[order]).p_value for order in ORDERS),
+        smallest_pit=min(
+            test(scored[order]).p_value for order in ORDERS for test in (kolmogorov_smirnov, chi_square_uniform)
+        ),
         chi_square=marginals(traces, loaded.target.model, temperature=temperature, eos=pair.eos_token_id, most=exact),
         acceptance=accepted / drafted if drafted else float("nan"),
         drafted=drafted,

@@ -108,7 +108,7 @@ def test_llamacpp_applies_samplers_in_the_order_of_transformers():
     assert full["logit_bias"] == [[4, False], [9, False]]
     assert (full["repeat_penalty"], full["repeat_last_n"], full["stop"]) == (1.2, 9, ["ab"])
     assert full["return_tokens"]
-    assert not full["cache_prompt"]
+    assert full["cache_prompt"]
     assert "ignore_eos" not in full  # it would ban the EOS, which is another law
 
 
@@ -177,10 +177,10 @@ def test_counters_are_read_from_the_metrics_page(dialect):
 def test_what_an_engine_is_told_besides_goes_into_every_call():
     with (
         faking(lambda *_: (200, answer_of("llamacpp", [1], "length"))) as fake,
-        opened(settings_of(fake, "llamacpp", extra='{"cache_prompt": true, "id_slot": 1}')) as engine,
+        opened(settings_of(fake, "llamacpp", extra='{"cache_prompt": false, "id_slot": 1}')) as engine,
     ):
         list(engine.decode([request_of(num_samples=2)]))
-    assert {(body["cache_prompt"], body["id_slot"]) for body in fake.bodies} == {(True, 1)}
+    assert {(body["cache_prompt"], body["id_slot"]) for body in fake.bodies} == {(False, 1)}
 
 
 # ------------------------------------------------------------------------------------------------- seeds and samples
