@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent
+pytest_plugins = ["pytester", "specverify.pytest_plugin"]  # ours is an entry point too, under the same name
 
 # Before any test imports a library that reads them; a run never asks the network for a model.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,9 +26,17 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 # The package up to the jobs needs none of these; a machine without them runs everything else.
 _SURFACES = {
+    "tests/plugin": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/cli": ("typer", "rich", "pydantic", "jinja2", "matplotlib"),
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
-    "tests/unit/test_codec.py": ("pydantic",),
+    "tests/browser": ("jinja2", "matplotlib"),
+    "tests/ray": ("ray", "typer", "rich", "pydantic"),
+    **dict.fromkeys(
+        (f"tests/unit/test_{name}.py" for name in ("codec", "statement", "matrix", "redaction", "policy_file", "door")),
+        ("pydantic", "jinja2", "matplotlib", "typer"),
+    ),
+    "tests/unit/compare/test_difference.py": ("pydantic",),
+    "tests/unit/golden/test_file.py": ("pydantic",),
     "tests/engines/test_http_engine.py": ("httpx2", "stamina"),
     "tests/engines/test_openai.py": ("httpx2", "stamina"),
 }

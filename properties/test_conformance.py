@@ -30,6 +30,7 @@ def found(rule: str, shape: str | None, seed: int) -> Qualification:
 def test_claim_holds(claim_id: str, qualified_rule: str, pytestconfig: pytest.Config) -> None:
     """With the smallest example where it doesn't."""
     shape, seed = (pytestconfig.getoption(f"--specverify-{name}") for name in ("shape", "seed"))
+    seed = seed or 0
     (result,) = (each for each in found(qualified_rule, shape, seed).claims if each.id == claim_id)
     if result.verdict is Verdict.NOT_RUN:
         pytest.skip(result.summary)

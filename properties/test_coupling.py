@@ -119,6 +119,12 @@ def test_the_match_probability_is_the_double_sum(seed: int) -> None:
     assert float(match_probability(p, p)) == pytest.approx(1, abs=1e-14)
 
 
+def test_the_match_probability_is_of_each_row() -> None:
+    """Rows of a batch by themselves."""
+    p, q = (torch.stack([laws(seed)[which] for seed in range(3)]) for which in (0, 1))
+    assert match_probability(p, q).tolist() == [float(match_probability(*laws(seed))) for seed in range(3)]
+
+
 def start(seed: int) -> Philox:
     """Many sequences of one seed."""
     return Philox.start(torch.full((RACES,), seed), torch.arange(RACES))

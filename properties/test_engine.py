@@ -26,7 +26,7 @@ def test_cell_holds(cell_id: str, pytestconfig: pytest.Config) -> None:
     """Without speculation, with it, and with other drafts, where it is held on them."""
     name = pytestconfig.getoption("--specverify-engine") or "fake"
     options = tuple(pytestconfig.getoption("--specverify-engine-option"))
-    certificate = found(name, options, 17 + pytestconfig.getoption("--specverify-seed"))
+    certificate = found(name, options, 17 + (pytestconfig.getoption("--specverify-seed") or 0))
     results = [one for one in certificate.checks if one.id.removeprefix("off/").partition(",")[0] == cell_id]
     wrong = [one for one in results if one.verdict in {Verdict.FAIL, Verdict.INCONCLUSIVE}]
     if wrong:

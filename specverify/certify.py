@@ -32,6 +32,7 @@ from specverify.checks.lossless import lossless
 from specverify.checks.parameters import parameters
 from specverify.checks.reproducibility import reproducibility
 from specverify.checks.stopping import stopping
+from specverify.checks.two_arms import two_arms
 from specverify.errors import PlanError, SpecverifyError, SubjectError
 from specverify.judge import headline, judge
 from specverify.models.fingerprint import fingerprint
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["CHECKS", "Store", "certify", "environment", "fingerprints", "run_check"]
+__all__ = ["CHECKS", "ON_REQUEST", "Store", "certify", "environment", "fingerprints", "run_check"]
 
 CHECKS: tuple[Check, ...] = (
     compatibility,
@@ -64,6 +65,9 @@ CHECKS: tuple[Check, ...] = (
     cost,
 )
 """In the order in which they run: cheaper and stronger answers first."""
+
+ON_REQUEST: tuple[Check, ...] = (two_arms,)
+"""Checks that cost as much as all of those, and run where they are named, or with `--budget deep`."""
 
 
 class Store(Protocol):
@@ -143,14 +147,15 @@ def certify(
 
 
 def chosen(plan: Plan) -> tuple[Check, ...]:
-    """The checks that the plan names; all when it names none. Raises `PlanError` with the nearest name."""
-    known = {check.id: check for check in CHECKS}
+    """The checks that the plan names; the usual ones when it names none. Raises `PlanError` with the nearest name."""
+    known = {check.id: check for check in (*CHECKS, *ON_REQUEST)}
     for name in plan.only:
         if name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.4)
             msg = f"there is no check named '{name}'; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known)}"
             raise PlanError(msg)
-    return tuple(check for check in CHECKS if not plan.only or check.id in plan.only)
+    usual = {check.id for check in CHECKS} | ({check.id for check in ON_REQUEST} if plan.budget == "deep" else set())
+    return tuple(check for check in known.values() if check.id in (plan.only or usual))
 
 
 class Transcripts:
@@ -176,6 +181,7 @@ class Transcripts:
                     draft=subject.draft,
                     stages=subject.rule == "chain" and subject.drafts_follow_law,
                     workers=subject.workers,
+                    elsewhere=subject.elsewhere,
                 )
         return self._scored[key]
 

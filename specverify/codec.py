@@ -32,14 +32,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "canonical",
     "check_plan",
     "dump",
+    "first_fault",
     "load",
     "load_as",
     "nearest",
-    "read_certificate",
     "read_plan",
+    "read_table",
     "read_text",
+    "refuse_other_versions",
+    "require_shallow",
     "without_repeats",
     "write_text_atomically",
 ]
@@ -47,6 +51,9 @@ __all__ = [
 Record = TypeVar("Record")
 
 _MOST_BYTES = 256 * 1024 * 1024  # of any file that is read: a wrong path should be a sentence, not a full memory
+_MOST_SETTINGS_BYTES = 1024 * 1024  # of a plan or a policy: nobody writes more by hand
+_MOST_DEPTH = 64  # of brackets in JSON or TOML; ours has fewer than ten
+_BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*"|[\[\]{}]')  # what stands in a string opens nothing
 _NON_FINITE = re.compile(r"\\*(NaN|-?Infinity)")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBER_LIST = re.compile(r'\[\n(?:\s+(?:[-+.eE\d]+|"NaN"|"-?Infinity"),?\n)+\s*\]')
@@ -64,37 +71,38 @@ def dump(record: object) -> str:
     try:
         return _text(_restored(_text(record), kind))
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"a {kind.__name__} can't be written as JSON: {_first(error)}"
+        msg = f"a {kind.__name__} can't be written as JSON: {first_fault(error)}"
         raise InternalError(msg) from error
 
 
 def load(text: str, *, source: str = "the certificate") -> Certificate:
-    """A certificate from its JSON; raises `OutputError` for anything else, and for another schema version."""
+    """The bare record of a certificate; a certificate's file is read by `statement`. Raises `OutputError` for anything else."""
     return load_as(Certificate, text, source=source)
 
 
 def load_as(kind: type[Record], text: str, *, source: str = "the file") -> Record:
     """A record of `kind` from its JSON; unknown, missing and repeated keys and wrong types raise `OutputError`."""
+    require_shallow(text, source, OutputError)
     try:
         return _restored(text, kind)
     except RecursionError as error:
         msg = f"{source} is nested too deeply to be one of specverify's files"
         raise OutputError(msg) from error
     except ValidationError as error:
-        msg = f"{source} is not a {kind.__name__} of specverify: {_first(error)}"
+        msg = f"{source} is not a {kind.__name__} of specverify: {first_fault(error)}"
         raise OutputError(msg) from error
     except ValueError as error:
         msg = f"{source} is not JSON that specverify wrote: {error}"
         raise OutputError(msg) from error
 
 
-def read_certificate(path: str | Path) -> Certificate:
-    """The certificate in a file; raises `OutputError` when there is none, or when it can't be trusted as read."""
-    return load(read_text(path, "the certificate", OutputError), source=str(path))
-
-
 def _text(record: object) -> str:
-    text = json.dumps(_plain(record), sort_keys=True, ensure_ascii=False, allow_nan=False, indent=2)
+    return canonical(_plain(record))
+
+
+def canonical(value: object) -> str:
+    """JSON of plain values that is the same bytes for the same value: sorted keys, two spaces, UTF-8, one newline."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, indent=2)
     text = _NUMBER_LIST.sub(lambda found: "[" + " ".join(found[0][1:-1].split()) + "]", text)
     return _LONE_SURROGATE.sub("\ufffd", text) + "\n"
 
@@ -134,7 +142,7 @@ def _rich(value: Any) -> Any:  # noqa: ANN401 - JSON is any
 def _restored(text: str, kind: type[Record]) -> Record:
     raw = json.loads(text, object_pairs_hook=without_repeats)
     if kind is Certificate:
-        _refuse_other_versions(raw)
+        refuse_other_versions(raw)
     record: Record = _adapter(kind).validate_json(  # type: ignore[arg-type]  # pydantic takes the literal
         json.dumps(_rich(raw)), strict=True, extra="forbid"
     )
@@ -164,16 +172,17 @@ def _frozen(value: Any) -> Any:  # noqa: ANN401 - JSON is any
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _refuse_other_versions(raw: object) -> None:
+def refuse_other_versions(raw: object) -> None:
+    """Raise `OutputError` that says which specverify wrote it, and what to do."""
     found = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(found, int) and not isinstance(found, bool) and found != SCHEMA_VERSION:
         newer = found > SCHEMA_VERSION
         msg = f"made by {'a newer' if newer else 'an older'} specverify: it has schema version {found}, this one reads "
-        msg += f"{SCHEMA_VERSION}; {'upgrade specverify' if newer else 'run certify again'}"
+        msg += f"{SCHEMA_VERSION}; {'upgrade specverify' if newer else 'certify the pair again'}"
         raise OutputError(msg)
 
 
-def _first(error: Exception) -> str:
+def first_fault(error: Exception) -> str:
     """What is wrong first, and where, in a few words."""
     if not isinstance(error, ValidationError):
         return str(error)
@@ -217,13 +226,13 @@ def write_text_atomically(path: str | Path, text: str) -> None:
         raise OutputError(msg) from error
 
 
-def read_text(path: str | Path, what: str, kind: type[UsageError]) -> str:
+def read_text(path: str | Path, what: str, kind: type[UsageError], *, most_bytes: int = _MOST_BYTES) -> str:
     """A user's file as text; whatever is wrong with it raises `kind` with one sentence that calls it `what`."""
     try:
         with Path(path).open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise OSError(0, f"it is larger than {_MOST_BYTES // 2**20} MiB")  # noqa: TRY301 - said like the others
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise OSError(0, f"it is larger than {most_bytes // 2**20} MiB")  # noqa: TRY301 - said like the others
         return content.decode("utf-8-sig")
     except OSError as error:
         msg = f"can't read {what} {path}: {_reason(error)}"
@@ -231,6 +240,31 @@ def read_text(path: str | Path, what: str, kind: type[UsageError]) -> str:
     except UnicodeDecodeError as error:
         msg = f"{what} {path} is not UTF-8: byte {error.start + 1:,} is {error.object[error.start]:#04x}; save it as UTF-8"
         raise kind(msg) from error
+
+
+def read_table(path: str | Path, what: str, kind: type[UsageError]) -> dict[str, Any]:
+    """A user's TOML; whatever is wrong with it raises `kind` with one sentence that calls it `what`."""
+    text = read_text(path, what, kind, most_bytes=_MOST_SETTINGS_BYTES)
+    require_shallow(text, f"{what} {path}", kind)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{what} {path} is not TOML: {error}"
+        raise kind(msg) from error
+
+
+def require_shallow(text: str, source: str, kind: type[UsageError]) -> None:
+    """Raise `kind` for brackets within brackets without an end, before a parser follows them."""
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        sign = found[0]
+        if sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        if depth > _MOST_DEPTH:
+            msg = f"{source} is nested more than {_MOST_DEPTH} deep, which none of specverify's files is"
+            raise kind(msg)
 
 
 def _reason(error: OSError) -> str:
@@ -291,12 +325,7 @@ def read_plan(path: str | Path, base: Plan) -> Plan:
 
     Raises `PlanError` that names the key, what it may be, and the nearest known name.
     """
-    text = read_text(path, "the plan", PlanError)
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        msg = f"the plan {path} is not TOML: {error}"
-        raise PlanError(msg) from error
+    table = read_table(path, "the plan", PlanError)
     if "budget" in table:
         base = _budgeted(base, table["budget"], source=f"the plan {path}")
     return check_plan(_replaced(base, table, prefix="", source=f"the plan {path}"), source=f"the plan {path}")
@@ -338,7 +367,7 @@ def _replaced(part: PlanPart, table: Mapping[str, Any], *, prefix: str, source: 
         try:
             changes[key] = _adapter(hints[key]).validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
-            wanted = _WANTED.get(hints[key]) or f"a list that fits ({_first(error)})"
+            wanted = _WANTED.get(hints[key]) or f"a list that fits ({first_fault(error)})"
             msg = f"{source} sets {prefix}{key} to {value!r:.80}, which is not {wanted}"
             raise PlanError(msg) from error
     return dataclasses.replace(part, **changes)

@@ -6,6 +6,7 @@
     │   │   └── NonFiniteLogits  a model returned NaN or +inf
     │   ├── PromptError          a prompt or a prompt file can't be used
     │   ├── PlanError            a plan, parameter, check or fault name can't be used
+    │   ├── PolicyError          a policy of the gate can't be used
     │   ├── UnsupportedModel     a cache that can't be rolled back, or an architecture we can't drive
     │   └── OutputError          a file can't be written, or can't be read back
     ├── SubjectError             what is under test broke while it was asked: a finding, not a crash
@@ -25,6 +26,7 @@ __all__ = [
     "OutputError",
     "PairError",
     "PlanError",
+    "PolicyError",
     "PromptError",
     "RequestRefused",
     "SpecverifyError",
@@ -52,6 +54,10 @@ class PromptError(UsageError):
 
 class PlanError(UsageError):
     """A plan, a parameter, or the name of a check or fault can't be used."""
+
+
+class PolicyError(UsageError):
+    """A policy of the gate can't be used."""
 
 
 class UnsupportedModel(UsageError):

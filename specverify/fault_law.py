@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-__all__ = ["FAULT_LAWS", "TARGET_ONLY_FAULT_LAWS", "fault_ratios"]
+__all__ = ["FAULT_LAWS", "NOISE_LAWS", "TARGET_ONLY_FAULT_LAWS", "fault_ratios"]
 
 _TRUNCATED_TO = 20
 
@@ -128,6 +128,23 @@ def noise_shared_by_draft_and_residual(
     return torch.minimum(p, q) + replaced
 
 
+def noise_shared_by_accept_and_residual(
+    p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]
+) -> Float[Tensor, "n vocab"]:
+    """One uniform rejects the draft and draws its replacement (inverse CDF by id).
+
+    u rejects x where it is at least min(1, p/q)(x), so with probability G(u) = Σ q(x) 1[min(1, p/q)(x) <= u]. Id v replaces
+    it for u in its interval of the residual's CDF: with probability H(F(v)) - H(F(v-)), H the integral of G.
+    """
+    ratio, order = _ratio(p, q).sort(-1)
+    mass = q.gather(-1, order)
+    below, moment = (torch.nn.functional.pad(each.cumsum(-1), (1, 0)) for each in (mass, mass * ratio))
+    cdf = torch.nn.functional.pad(_residual(p, q).cumsum(-1).clamp(max=1), (1, 0))
+    reached = torch.searchsorted(ratio.contiguous(), cdf.contiguous(), right=True)
+    integral = cdf * below.gather(-1, reached) - moment.gather(-1, reached)
+    return torch.minimum(p, q) + integral.diff(dim=-1).clamp(min=0)
+
+
 def leaning_to_draft(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
     """P tilted by exp(q / (p + q)): the balance score of the study as a bet; it sees any leak of the draft."""
     return _normalised(p * torch.where(p + q > 0, q / (p + q).clamp(min=torch.finfo(p.dtype).tiny), 0).exp())
@@ -157,9 +174,17 @@ FAULT_LAWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "greedy draft, softmax reported": draft_argmax,
     "draft noise reused in acceptance": noise_shared_by_draft_and_accept,
     "draft noise reused in the residual": noise_shared_by_draft_and_residual,
+    "acceptance noise reused in the residual": noise_shared_by_accept_and_residual,
     "tokens lean towards the draft": leaning_to_draft,
 }
 """Faults of a rule or a drafter, by the name that a verdict prints."""
+
+NOISE_LAWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "draft-noise-in-accept": noise_shared_by_draft_and_accept,
+    "draft-noise-in-residual": noise_shared_by_draft_and_residual,
+    "accept-noise-in-residual": noise_shared_by_accept_and_residual,
+}
+"""Planted faults whose law is not that of the questions that the rule asks, because the answers share a uniform."""
 
 TARGET_ONLY_FAULT_LAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "target sharper than asked": target_sharpened,

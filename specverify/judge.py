@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from specverify.records import CheckResult
 
-__all__ = ["headline", "judge"]
+__all__ = ["NEEDED", "headline", "judge"]
 
-_NEEDED = {"greedy", "lossless"}
+NEEDED = ("greedy", "lossless")
 """Checks without which no pair is let out."""
 _ABOUT_THE_PAIR = {"compatibility", "cost"}
 """Checks that no fault of a decoder can fail."""
@@ -95,7 +95,7 @@ def headline(results: Sequence[CheckResult], *, fault: str, whole: bool, engine:
         return f"Not decided: {', '.join(thin)} could not be settled with these samples."
     if not by_verdict[Verdict.PASS]:
         return "Nothing was checked."
-    if not whole or not set(by_verdict[Verdict.PASS]) >= _NEEDED:
+    if not whole or not set(by_verdict[Verdict.PASS]) >= set(NEEDED):
         passed = ", ".join(by_verdict[Verdict.PASS])
         return f"No difference was found by {passed}; only a run of all checks can let the pair out."
     left_out = f" ({', '.join(not_run)} did not run)" if not_run else ""

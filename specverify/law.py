@@ -13,18 +13,19 @@ step to the next (a cache that is rolled back wrongly, a drafter that counts its
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specverify.choices.enumerate import Enumerate, every_path
+from specverify.choices.enumerate import Enumerate, every_exact_path, every_path
 from specverify.context import Row
 from specverify.decoding import Decoder, speculative
 from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from jaxtyping import Int
     from torch import Tensor
@@ -37,6 +38,7 @@ __all__ = [
     "autoregressive_law",
     "decoded_law",
     "decoded_laws",
+    "exact_step_laws",
     "greedy_law",
     "step_laws",
     "total_variation",
@@ -126,13 +128,27 @@ def _with_room(params: SamplingParams, max_new_tokens: int) -> SamplingParams:
 
 def step_laws(decoder: Decoder, requests: Sequence[DecodeRequest]) -> list[dict[Block, float]]:
     """The law of the first step of the unchanged loop for each request, all in one batch."""
-    one_step = replace(decoder, stop=lambda *step: _ended(decoder.stop(*step)))
     laws: list[dict[Block, float]] = [{} for _ in requests]
-    for start, trace, weight in _every_trace(one_step, requests):
-        [step] = trace.steps
-        block = Block(trace.token_ids, step.num_accepted_tokens, trace.finish is not FinishReason.STOP)
-        laws[start][block] = laws[start].get(block, 0.0) + weight
+    for start, block, weight in _every_step(decoder, requests, every_path):
+        laws[start][block] = laws[start].get(block, 0.0) + float(weight)
     return laws
+
+
+def exact_step_laws(decoder: Decoder, requests: Sequence[DecodeRequest]) -> list[dict[Block, Fraction]]:
+    """The same in fractions (Note [Fractions] in `choices.enumerate`); the models' laws must be simple ones."""
+    laws: list[dict[Block, Fraction]] = [{} for _ in requests]
+    for start, block, weight in _every_step(decoder, requests, every_exact_path):
+        laws[start][block] = laws[start].get(block, Fraction(0)) + Fraction(weight)
+    return laws
+
+
+def _every_step(
+    decoder: Decoder, requests: Sequence[DecodeRequest], paths: Callable[..., Iterator[tuple[Tensor, Any]]]
+) -> Iterator[tuple[int, Block, float | Fraction]]:
+    one_step = replace(decoder, stop=lambda *step: _ended(decoder.stop(*step)))
+    for start, trace, weight in _every_trace(one_step, requests, paths):
+        [step] = trace.steps
+        yield start, Block(trace.token_ids, step.num_accepted_tokens, trace.finish is not FinishReason.STOP), weight
 
 
 def _ended(cuts: list[tuple[int, FinishReason | None]]) -> list[tuple[int, FinishReason | None]]:
@@ -140,7 +156,11 @@ def _ended(cuts: list[tuple[int, FinishReason | None]]) -> list[tuple[int, Finis
     return [(kept, finish or FinishReason.STOP) for kept, finish in cuts]
 
 
-def _every_trace(decoder: Decoder, requests: Sequence[DecodeRequest]) -> Iterator[tuple[int, DecodeTrace, float]]:
+def _every_trace(
+    decoder: Decoder,
+    requests: Sequence[DecodeRequest],
+    paths: Callable[..., Iterator[tuple[Tensor, Any]]] = every_path,
+) -> Iterator[tuple[int, DecodeTrace, Any]]:
     """Every path of the loop from each request: which request, what it did, and its probability."""
     traces: dict[int, DecodeTrace] = {}
 
@@ -149,8 +169,9 @@ def _every_trace(decoder: Decoder, requests: Sequence[DecodeRequest]) -> Iterato
         traces.update((trace.sample, trace) for trace in speculative(replace(decoder, choices=lambda _: choices), rows))
         return choices.begun_at
 
-    for starts, weights in every_path(program, starts=len(requests)):
-        for path, (start, weight) in enumerate(zip(starts.tolist(), weights.tolist(), strict=True)):
+    for starts, weights in paths(program, starts=len(requests)):
+        listed = weights if isinstance(weights, list) else weights.tolist()
+        for path, (start, weight) in enumerate(zip(starts.tolist(), listed, strict=True)):
             yield start, traces[path], weight
 
 

@@ -7,25 +7,39 @@ piece never depends on its neighbours, so the number of workers changes no resul
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["mapped"]
+__all__ = ["Elsewhere", "mapped"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Elsewhere(Protocol):
+    """Other processes that hold the same models: the pieces are cut here as ever, and computed there (Note [Cluster])."""
+
+    def decode(self, batches: Sequence[Any]) -> list[Any]:
+        """The traces of each batch of rows, in order."""
+        ...
+
+    def score(self, chunks: Sequence[Any], *, sampled: bool, stages: bool) -> list[Any]:
+        """The columns of each chunk of traces, in order."""
+        ...
 
 
 def mapped(function: Callable[[Item], Result], items: Sequence[Item], *, workers: int) -> list[Result]:
     """`function` of each item, in order; the first exception is raised, and what was not begun is not run."""
     if workers == 1 or len(items) < 2:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         futures = [pool.submit(function, item) for item in items]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        results = [future.result() for future in futures]
+    except BaseException as error:
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)  # Ctrl-C does not wait for a batch to end
+        raise
+    pool.shutdown()
+    return results

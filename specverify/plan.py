@@ -6,10 +6,19 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from specverify.records import SamplingParams
 
-__all__ = ["BUDGETS", "PARAMETER_GRID", "Plan", "plan_digest"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BUDGETS", "CHECK_IDS", "PARAMETER_GRID", "Plan", "plan_digest", "settings_digest"]
+
+CHECK_IDS = (
+    "compatibility", "exactness", "boundary", "greedy", "stopping", "reproducibility", "parameters", "lossless", "acceptance", "cost",
+)  # fmt: skip
+"""Of `certify.CHECKS`, in their order, where torch must not be imported to know them."""
 
 PARAMETER_GRID: tuple[tuple[str, SamplingParams], ...] = (
     ("temperature", SamplingParams(temperature=0.6)),
@@ -46,6 +55,8 @@ class Plan:
     first_token_prompts: int = 4
     coupled_draws: int = 1_375
     """Steps in which the rule runs beside a second implementation: none different bounds TV by ln(1e6)/n, here 0.01."""
+    two_arms_tokens: int = 4_000
+    """Tokens of each arm of the `two-arms` check, at most."""
     parameter_tokens: int = 960
     """Tokens scored in each cell of the parameter grid."""
     greedy_prompts: int = 12
@@ -77,7 +88,7 @@ BUDGETS: dict[str, dict[str, int | float]] = {
     "standard": {},
     "deep": {
         "coupled_draws": 138_149, "lossless_tokens": 200_000, "first_token_samples": 10_000, "first_token_prompts": 8, "parameter_tokens": 20_000,
-        "greedy_prompts": 64, "cost_repeats": 40, "largest_undetected_shift": 0.02,
+        "greedy_prompts": 64, "two_arms_tokens": 16_384, "cost_repeats": 40, "largest_undetected_shift": 0.02,
         "largest_undetected_shift_per_setting": 0.05,
     },
 }  # fmt: skip
@@ -86,5 +97,10 @@ BUDGETS: dict[str, dict[str, int | float]] = {
 
 def plan_digest(plan: Plan) -> str:
     """sha-256 of the plan's canonical JSON: two certificates with the same digest asked the same."""
-    canonical = json.dumps(dataclasses.asdict(plan), sort_keys=True, separators=(",", ":"))
+    return settings_digest(dataclasses.asdict(plan))
+
+
+def settings_digest(settings: Mapping[str, object]) -> str:
+    """The same of a plan as a certificate holds it."""
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

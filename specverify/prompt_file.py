@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from specverify.codec import nearest, read_text, without_repeats
+from specverify.codec import nearest, read_text, require_shallow, without_repeats
 from specverify.errors import PromptError
 from specverify.records import Message, Prompt
 
@@ -45,10 +45,11 @@ def read_prompts(path: str | Path) -> tuple[Prompt, ...]:
 
 
 def _prompt(line: str, *, default_id: str, place: str) -> Prompt:
+    require_shallow(line, place, PromptError)
     try:
         raw = json.loads(line, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
-        msg = f"{place} is {'nested too deeply' if isinstance(error, RecursionError) else f'not JSON: {error}'}"
+        msg = f"{place} is not JSON: {error}"
         raise PromptError(msg) from error
     if not isinstance(raw, dict):
         msg = f'{place} is not an object; write one {{"text": …}} a line'

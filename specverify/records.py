@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping  # noqa: TC003 - the codec resolve
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of every JSON file that specverify writes."""
 
 

@@ -7,6 +7,7 @@ before the position.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -41,20 +42,33 @@ def probabilities(
     At temperature 0 it is a point mass on the largest processed logit, ties to the lowest id.
     Raises `NonFiniteLogits` where processing leaves a row without any token.
     """
-    law = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
     groups: dict[SamplingParams, list[int]] = {}
     for row, its in enumerate(params):
         groups.setdefault(_without_endings(its), []).append(row)
+    if len(groups) == 1:
+        return _laws_of(logits, next(iter(groups)), token_ids, prefix_lengths, prompt_lengths)
+    law = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
     for group, rows in groups.items():
-        at = slice(None) if len(rows) == len(params) else torch.tensor(rows, device=logits.device)
-        if group.prefix_dependent:
-            scores = _after_each_prefix(logits[at], group, token_ids[at], prefix_lengths[at], prompt_lengths[at])
-        else:
-            flat = _at_least_float32(logits[at]).reshape(-1, logits.shape[-1])
-            scores = _processed(flat, group, token_ids[:1, :0].expand(len(flat), 0)).view_as(logits[at])
-        _require_a_token(scores)
-        law[at] = _point_mass(scores) if group.greedy else scores.double().softmax(-1)
+        at = torch.tensor(rows, device=logits.device)
+        law[at] = _laws_of(logits[at], group, token_ids[at], prefix_lengths[at], prompt_lengths[at])
     return law
+
+
+def _laws_of(
+    logits: Float[Tensor, "batch n vocab"],
+    params: SamplingParams,
+    token_ids: Int[Tensor, "batch length"],
+    prefix_lengths: Int[Tensor, "batch n"],
+    prompt_lengths: Int[Tensor, " batch"],
+) -> Float[Tensor, "batch n vocab"]:
+    """Of rows that have the same parameters."""
+    if params.prefix_dependent:
+        scores = _after_each_prefix(logits, params, token_ids, prefix_lengths, prompt_lengths)
+    else:
+        flat = _at_least_float32(logits).reshape(-1, logits.shape[-1])
+        scores = _processed(flat, params, token_ids[:1, :0].expand(len(flat), 0)).view_as(logits)
+    _require_a_token(scores)
+    return _point_mass(scores) if params.greedy else scores.double().softmax(-1)
 
 
 @lru_cache(maxsize=4096)
@@ -133,7 +147,8 @@ def _at_least_float32(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 
 
 def _require_a_token(scores: Float[Tensor, "batch n vocab"]) -> None:
-    if not bool(scores.amax(-1).isfinite().all()):
+    largest = scores.amax(-1)
+    if largest.numel() and not -math.inf < float(largest.amin()) <= float(largest.amax()) < math.inf:
         msg = "the sampling parameters leave no token that may be emitted; loosen the bans or the minimum length"
         raise NonFiniteLogits(msg)
 

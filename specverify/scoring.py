@@ -25,7 +25,7 @@ from specverify.fault_law import fault_ratios
 from specverify.parallel import mapped
 from specverify.pit import randomised_pit
 from specverify.sampling import probabilities
-from specverify.stages import drafts_and_roles, stage_columns
+from specverify.stages import drafts_and_roles, stage_columns, stage_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from specverify.models import LanguageModel
+    from specverify.parallel import Elsewhere
     from specverify.records import DecodeTrace, SamplingParams
 
-__all__ = ["ScoredTraces", "score"]
+__all__ = ["ScoredTraces", "score", "score_chunk"]
 
 _ELEMENTS_AT_ONCE = 8_000_000
 """Logits held at a time by each worker (64 MB in float64)."""
@@ -50,7 +51,7 @@ class ScoredTraces:
     """Traces and, for every emitted token in their order, one entry in each column. Concatenation merges shards.
 
     Columns: `trace` (index into `traces`), `position`, `token`; `prob`, `rank` (0 is the most probable), `entropy`
-    (nats); `edge` (logits by which the token lies outside the support, 0 inside); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second); the PIT values `pit_id`,
+    (nats); `edge` (logits by which the token lies outside the support, 0 inside); raw-logit `gap` (largest minus the token's) and `margin` (largest minus second), `first_choice` (the lowest id of the largest); the PIT values `pit_id`,
     `pit_prob`, and with a draft `pit_ratio`, `overlap` (Σ min(p, q)), `posterior` (min(1, q/p) of the token: the
     probability that it was an accepted draft), `preferred` (whether the draft prefers the token, q > p), `preferred_prob` (the
     target's probability of such tokens), and where asked for `role` and the columns of `stages`. `fault_ratios` has the r/p of each fault law.
@@ -112,20 +113,23 @@ def score(
     draft: LanguageModel | None = None,
     stages: bool = False,
     workers: int = 1,
+    elsewhere: Elsewhere | None = None,
 ) -> ScoredTraces:
     """Score every emitted token of `traces` under the target, and against the draft where its law is known.
 
-    `stages` holds each draw of chain rejection against its own law, too; it is for engines that say they follow that rule.
+    `stages` holds each draw of chain rejection against its own law, too; it is for engines that say they follow that rule. With
+    `elsewhere`, chunks are scored by other processes that hold the same models.
     Raises `NonFiniteLogits` where a model has no law.
     """
     by_length = sorted(range(len(traces)), key=lambda index: _length(traces[index]))
     sampled = any(not trace.request.params.greedy for trace in traces)
     chunks = list(_chunks([traces[index] for index in by_length], target.vocab_size))
-    parts = [
-        part
-        for chunk in mapped(partial(_score_chunk, target, draft, sampled, stages), chunks, workers=workers)
-        for part in chunk
-    ]
+    scored = (
+        elsewhere.score(chunks, sampled=sampled, stages=stages)
+        if elsewhere is not None
+        else mapped(partial(score_chunk, target, draft, sampled, stages), chunks, workers=workers)
+    )
+    parts = [part for chunk in scored for part in chunk]
     if not parts:
         return ScoredTraces(tuple(traces))
     owner = np.repeat(by_length, [len(traces[index].token_ids) for index in by_length])
@@ -140,7 +144,7 @@ def score(
 
 
 @torch.inference_mode()
-def _score_chunk(
+def score_chunk(
     target: LanguageModel,
     draft: LanguageModel | None,
     sampled: bool,  # noqa: FBT001 - bound in `score`
@@ -160,7 +164,9 @@ def _score_chunk(
         columns = _columns(*laws, raw[rows], here)
         columns["edge"] = _distance_to_support(columns["prob"], raw[rows], here, chunk)
         if stages and q is not None and sampled:
-            columns |= stage_columns(p[rows], q[rows], {name: values.to(p.device) for name, values in here.items()})
+            there = {name: values.to(p.device) for name, values in here.items()}
+            columns |= stage_columns(p[rows], q[rows], there)
+            ratios |= stage_ratios(p[rows], q[rows], {**there, "entropy": columns["entropy"]})
         parts.append((columns, ratios))
     return parts
 
@@ -279,6 +285,7 @@ def _columns(
         "entropy": torch.special.entr(p).sum(-1),
         "gap": top[:, 0] - raw.double().gather(-1, at)[:, 0],
         "margin": top[:, 0] - top[:, 1],
+        "first_choice": raw.argmax(-1) == token,
         "pit_id": randomised_pit(p, torch.zeros_like(p), at, jitter),
         "pit_prob": randomised_pit(p, p, at, jitter),
     }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from specverify.engines import Engine
     from specverify.models import LanguageModel
     from specverify.models.loading import Pair
+    from specverify.parallel import Elsewhere
 
 __all__ = ["EncodedPrompt", "Subject"]
 
@@ -45,6 +46,8 @@ class Subject:
     """The rule that the engine says it follows; where it is `chain`, and steps show their drafts, each stage is tested."""
     workers: int = 1
     """Pieces of scoring done side by side; changes no result."""
+    elsewhere: Elsewhere | None = None
+    """Processes that score in place of this one; changes no result."""
     drafts_follow_law: bool = True
     """Whether drafts are drawn from the law of `draft`, not chosen (prompt lookup, a script)."""
     command: str = "specverify certify"

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
-__all__ = ["DifferingId", "compare_ids", "compatibility", "eos_ids", "token_strings"]
+__all__ = ["PROVOKING_TEXTS", "DifferingId", "compare_ids", "compatibility", "eos_ids", "token_strings"]
 
 _MOST_NAMED = 5
-_PROVOKING_TEXTS = (
+PROVOKING_TEXTS = (
     "Hello, world!", " leading", "trailing ", "a  b   c    d", "\tTab\tbed", "one\ntwo\n\n\n", "dos\r\nline\r\n",
     "1234567890 3.14159 1,000,000 0x1F", "don't DON'T I'll we'VE", "ALLCAPS camelCase snake_case", "a" * 40,
     "e\u0301 \u00e9 \u00c5 A\u030a", "\ufb01ne \uff21\uff22\uff23 \u2460", "non\u00a0breaking\u2009thin\u3000wide",
@@ -193,7 +193,7 @@ def _encoding(target: LoadedModel, draft: LoadedModel) -> Iterator[Finding]:
     """Normalisers, pre-tokenizers and merges by what they do; then what is put around a text."""
     one, other = target.tokenizer, draft.tokenizer
     otherwise = []
-    for tried in (*_PROVOKING_TEXTS, *sorted(one.get_added_vocab())[:10]):
+    for tried in (*PROVOKING_TEXTS, *sorted(one.get_added_vocab())[:10]):
         left, right = (list(each.encode(tried, add_special_tokens=False)) for each in (one, other))
         if left != right:
             otherwise.append(f"{shown(tried)} gives {_some(left)} by the target's and {_some(right)} by the draft's")
@@ -207,7 +207,7 @@ def _encoding(target: LoadedModel, draft: LoadedModel) -> Iterator[Finding]:
 
 def _decoding(target: LoadedModel, draft: LoadedModel) -> Iterator[Finding]:
     """The same ids must read as the same text; asked only where the token strings agree, which says more."""
-    for tried in _PROVOKING_TEXTS:
+    for tried in PROVOKING_TEXTS:
         ids = target.tokenizer.encode(tried, add_special_tokens=False)
         one, other = (
             str(each.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

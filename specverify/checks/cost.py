@@ -1,17 +1,14 @@
 """cost: whether speculation with this draft is faster than the target alone, measured side by side.
 
-Note [Timing]: other work comes and goes, so no time is judged by itself. Every figure is a ratio of times taken in turns;
-a single pass is the median of its repeats; a decode is timed in pairs, alone and speculative, on the same request, and
-the interval resamples whole pairs. Everything is decoded to the same length, for a text that ends early would time the
-prefill. All raw times are kept.
+Times are taken in turns (Note [Timing] of `timing`): a single pass is the median of its turns; a decode is timed in pairs, alone and speculative, on the same
+request, and the interval resamples whole pairs. Everything is decoded to the same length, for a text that ends early
+would time the prefill. All raw times are kept.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +23,7 @@ from specverify.decoding import autoregressive, speculative
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, Verdict
 from specverify.statistics.acceptance import best_num_speculative_tokens
 from specverify.statistics.interval import Interval, paired_ratio_interval
+from specverify.timing import in_turns, seconds
 
 if sys.platform != "win32":
     import resource
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from specverify.decoding import Decoder
-    from specverify.models import LanguageModel
+    from specverify.models import LanguageModel, Session
     from specverify.models.loading import LoadedModel
     from specverify.plan import Plan
     from specverify.records import DecodeRequest, DecodeTrace
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 
     Clock = Callable[[], float]
 
-__all__ = ["Costs", "Timings", "cost", "measured_costs", "measured_speedup"]
+__all__ = ["Costs", "Timings", "cost", "kv_bytes_per_token", "measured_costs", "measured_speedup"]
 
 _TIMED_TOKENS = 24
 _MOST_EXTENSIONS = 3
@@ -53,7 +51,7 @@ _MOST_EXTENSIONS = 3
 
 @dataclass(frozen=True)
 class Costs:
-    """Medians of single passes at batch 1, milliseconds."""
+    """Medians of single passes, milliseconds."""
 
     target_ms: dict[int, float]
     """Tokens in the block to T(block) of the target."""
@@ -82,45 +80,39 @@ class Timings:
         return paired_ratio_interval(alone, together, seed=seed, confidence=1 - 0.05 / _MOST_EXTENSIONS)
 
 
-def _seconds(device: torch.device, work: Callable[[], object], clock: Clock) -> float:
-    """Wall time of `work`, everything that it queued on the device included, garbage collection left out."""
-    gc.disable()
-    try:
-        _synchronize(device)
-        started = clock()
-        work()
-        _synchronize(device)
-        return clock() - started
-    finally:
-        gc.enable()
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @torch.inference_mode()
 def measured_costs(
-    target: LanguageModel, draft: LanguageModel, prompt: Sequence[int], *, most: int, repeats: int, clock: Clock
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    most: int,
+    repeats: int,
+    clock: Clock,
+    batch: int = 1,
 ) -> Costs:
     """T(k) of the target for each block of k <= `most` tokens after `prompt`, and T(1) of the draft, in turns.
 
-    The first turn warms up and is thrown away. What was appended is rolled back, so every pass sees the same cache.
+    What was appended is rolled back, so every pass sees the same cache.
     """
-    sessions = target.open([prompt]), draft.open([prompt])
-    turns = [(target, sessions[0], block) for block in range(1, most + 1)]
-    taken: dict[int, list[float]] = defaultdict(list)
-    for turn in range(repeats + 1):
-        for model, session, block in (*turns, (draft, sessions[1], 0)):
-            ids = torch.full((1, max(1, block)), int(prompt[-1]), device=model.device)
-            sizes = torch.tensor([ids.shape[1]], device=model.device)
-            seconds = _seconds(model.device, lambda s=session, i=ids, n=sizes: s.append(i, n), clock)  # type: ignore[misc]  # the lambda has defaults
-            session.rollback(torch.full_like(sizes, len(prompt)))
-            if turn:
-                taken[block].append(1e3 * seconds)
-    medians = {block: float(np.median(each)) for block, each in taken.items()}
-    return Costs(draft_ms=medians.pop(0), target_ms=medians)
+
+    def one_pass(model: LanguageModel, session: Session, block: int) -> Callable[[], object]:
+        ids = torch.full((batch, block), int(prompt[-1]), device=model.device)
+        sizes, held = torch.full_like(ids[:, 0], block), torch.full_like(ids[:, 0], len(prompt))
+
+        def run() -> None:
+            session.append(ids, sizes)
+            session.rollback(held)
+
+        return run
+
+    session = target.open([prompt] * batch)
+    passes = {str(block): one_pass(target, session, block) for block in range(1, most + 1)}
+    passes["draft"] = one_pass(draft, draft.open([prompt] * batch), 1)
+    taken = in_turns(passes, device=target.device, repeats=repeats, clock=clock)
+    medians = {name: 1e3 * float(np.median(each)) for name, each in taken.items()}
+    draft_ms = medians.pop("draft")
+    return Costs(draft_ms=draft_ms, target_ms={int(block): ms for block, ms in medians.items()})
 
 
 def measured_speedup(
@@ -145,12 +137,12 @@ def _timed(decoder: Decoder, request: DecodeRequest, *, alone_first: bool, clock
     taken = {}
     for algorithm in (autoregressive, speculative) if alone_first else (speculative, autoregressive):
         traces: list[DecodeTrace] = []
-        seconds = _seconds(
+        spent = seconds(
             decoder.target.device,
             lambda run=algorithm, into=traces: into.extend(run(decoder, [Row(request, 0)])),  # type: ignore[misc]  # the lambda has defaults
             clock,
         )
-        taken[algorithm] = seconds / max(1, len(traces[0].token_ids))
+        taken[algorithm] = spent / max(1, len(traces[0].token_ids))
     return taken[autoregressive], taken[speculative]
 
 
@@ -325,7 +317,7 @@ def _memory(subject: Subject) -> dict[str, float | int | str]:
     for role, each in zip(("target", "draft"), loaded, strict=False):
         if each is not None:
             figures[f"{role}_memory_bytes"] = each.model.memory_bytes
-            figures |= {f"{role}_kv_cache_per_token_bytes": size for size in (_kv_bytes_per_token(each),) if size}
+            figures |= {f"{role}_kv_cache_per_token_bytes": size for size in (kv_bytes_per_token(each),) if size}
     if subject.target.device.type == "cuda":
         figures["peak_memory_bytes"] = torch.cuda.max_memory_allocated(subject.target.device)
     elif sys.platform != "win32":
@@ -334,7 +326,7 @@ def _memory(subject: Subject) -> dict[str, float | int | str]:
     return figures
 
 
-def _kv_bytes_per_token(loaded: LoadedModel) -> int:
+def kv_bytes_per_token(loaded: LoadedModel) -> int:
     """Keys and values of one token in every layer; 0 where the configuration doesn't say."""
     config = loaded.config.get_text_config(decoder=True)
     heads, width, layers = (

@@ -9,6 +9,7 @@ from scipy import stats
 
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
 from specverify.checks.noise import Noise, measured_noise
+from specverify.checks.self_speculation import self_speculation
 from specverify.records import (
     CheckResult,
     Finding,
@@ -19,6 +20,7 @@ from specverify.records import (
     StatisticalTest,
     Verdict,
 )
+from specverify.statistics.poisson_binomial import poisson_binomial_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +53,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     beyond = on["gap"] > noise.allowed_gap
     drafted = sum(step.num_draft_tokens for trace in on.traces for step in trace.steps)
     diverged = _diverged(scored.traces)
-    findings = _wrong_tokens(on, beyond, noise)
+    control = self_speculation(subject, plan)
+    findings = _wrong_tokens(on, beyond, noise) + control.findings(noise)
     steps_known = any(trace.steps for trace in on.traces)
     nothing = not len(on) or (steps_known and not drafted)
     verdict = Verdict.FAIL if findings else Verdict.INCONCLUSIVE if nothing else Verdict.PASS
@@ -68,16 +71,21 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         claim=greedy.claim,
         verdict=verdict,
         summary=summary,
-        findings=findings + _tolerated(on, flips & ~beyond),
-        tests=(_flip_rate(on, flips, noise),) if len(on) else (),
+        findings=findings + _tolerated(on, flips & ~beyond) + _ties(on),
+        tests=_noise_tests(on, flips, noise) if len(on) else (),
         measurements={
             "num_flips": int(flips.sum()),
             "num_tolerated_flips": int((flips & ~beyond).sum()),
+            "num_suspicious_flips": int((flips & ~beyond & (on["gap"] > noise.suspicious_gap)).sum()),
             "num_wrong_tokens": int(beyond.sum()),
+            "num_exact_ties": int((on["margin"] == 0).sum()),
+            "num_ties_to_higher_id": int(((on["gap"] == 0) & (on["first_choice"] == 0)).sum()),
             "num_diverged_texts": diverged,
             "noise_largest_logits": noise.largest,
             "noise_margin_sd_logits": noise.margin_sd,
             "allowed_gap_logits": noise.allowed_gap,
+            "suspicious_gap_logits": noise.suspicious_gap,
+            **control.measurements(),
         },
         num_samples=len(on),
         smallest_detectable=noise.allowed_gap,
@@ -127,21 +135,43 @@ def _tolerated(on: ScoredTraces, tolerated: NDArray[np.bool_]) -> tuple[Finding,
     return (Finding(text=text, severity=Verdict.PASS),)
 
 
-def _flip_rate(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> StatisticalTest:
-    """Flips against what the noise predicts: each margin m flips with probability Phi(-m/s); Chernoff-bounded tail."""
-    expected = stats.norm.sf(on["margin"] / max(noise.margin_sd, 1e-300)).sum() + 1e-9
+def _ties(on: ScoredTraces) -> tuple[Finding, ...]:
+    """Equal largest logits go to the lowest id; another convention is worth knowing, and no fault."""
+    otherwise = int(((on["gap"] == 0) & (on["first_choice"] == 0)).sum())
+    if not otherwise:
+        return ()
+    text = f"{otherwise} of {int((on['margin'] == 0).sum())} exact ties went to another id than the lowest"
+    return (Finding(text=text, severity=Verdict.PASS),)
+
+
+def _noise_tests(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> tuple[StatisticalTest, ...]:
+    """Flips against what the noise predicts: each margin m flips with probability Phi(-m/s), ties with one half.
+
+    And tokens more than 6s below the first choice, each of which has probability Phi(-6) at most.
+    """
+    spread = max(noise.margin_sd, 1e-300)
+    # a margin of 40s is as good as any: the probability must not be 0, or one flip of an exact model were proof
+    flipping = stats.norm.sf(np.minimum(on["margin"] / spread, 37.0))
+    suspicious = int((on["gap"] > noise.suspicious_gap).sum())
     observed = int(flips.sum())
-    p_value = 1.0
-    if observed > expected:  # a sum of independent Bernoullis exceeds its mean by Chernoff's bound at most
-        p_value = float(np.exp(observed - expected - observed * np.log(observed / expected)))
-    return StatisticalTest(
-        name="flips against the measured noise",
-        statistic=observed,
-        p_value=p_value,
-        allowed=float("nan"),
-        failed=False,
-        num_samples=len(on),
-        effect_unit="flips",
+    outcomes = {
+        "flips against the measured noise": (observed, poisson_binomial_tail(flipping, observed)),
+        "tokens more than 6s below the first choice": (
+            suspicious,
+            poisson_binomial_tail(np.full(len(on), stats.norm.sf(6.0)), suspicious),
+        ),
+    }
+    return tuple(
+        StatisticalTest(
+            name=name,
+            statistic=statistic,
+            p_value=p_value,
+            allowed=float("nan"),
+            failed=False,
+            num_samples=len(on),
+            effect_unit="flips",
+        )
+        for name, (statistic, p_value) in outcomes.items()
     )
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["enough", "lossless", "lossless_rounds"]
+__all__ = ["enough", "law_after", "lossless", "lossless_rounds"]
 
 _SUSPICION = 3.0
 """log10 of the e-value at which a stream that is not proved wrong goes on to `_EXTENSION` times the tokens by itself."""
@@ -114,7 +114,7 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
         traces = [t for t in scored.traces if t.request.id == f"first_token/{prompt.id}" and t.token_ids]
         if not traces:
             continue
-        expected = _law_after(subject, prompt, traces[0].request.params)
+        expected = law_after(subject, prompt, traces[0].request.params)
         observed = np.bincount([trace.token_ids[0] for trace in traces], minlength=len(expected))
         outcome = chi_square(observed, expected)
         detectable = smallest_detectable_tv(
@@ -135,9 +135,10 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
 
 
 @torch.inference_mode()
-def _law_after(
+def law_after(
     subject: Subject, prompt: EncodedPrompt, params: SamplingParams
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The target's law of the token after a prompt."""
     ids = torch.tensor([prompt.token_ids], device=subject.target.device)
     length = torch.tensor([[ids.shape[1]]], device=ids.device)
     logits = subject.target.logits([prompt.token_ids])[:, -1:]

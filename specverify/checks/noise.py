@@ -3,6 +3,10 @@
 Note [Numerical noise]: the same weights give slightly different logits when a token is computed alone, in a chunk of
 drafts, in a batch, or in one pass. If an engine's logits stay within B of the scorer's, a greedy engine can only emit a
 token whose logit is within 2B of the largest. B is measured on the pair itself; nothing else is tolerated.
+
+2B is a theorem and coarse: B is the largest movement of any logit. What decides a flip is how the difference of two logits
+moves, and its standard deviation s is far smaller. So a token further than 6s below the first choice is suspicious: not proof,
+since tails are what they are, but two of them are (`greedy` holds their number against the normal tail).
 """
 
 from __future__ import annotations
@@ -36,6 +40,11 @@ class Noise:
     margin_sd: float
     """s: standard deviation of the difference of (largest minus second largest) logit."""
     num_positions: int
+
+    @property
+    def suspicious_gap(self) -> float:
+        """6s: further below the largest logit a token lies once in 10^9, if differences move normally."""
+        return 6 * self.margin_sd
 
     @property
     def allowed_gap(self) -> float:

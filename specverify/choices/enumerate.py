@@ -4,11 +4,18 @@ Note [Rounds]: a path is the list of its outcomes at the questions that could ha
 and then takes the first possible outcome of every further question; each other outcome becomes a path of the next round.
 So a round runs all paths with as many departures from "the first possible" as its number says, every path is run exactly
 once, and there are at most as many rounds as a path has questions.
+
+Note [Fractions]: where target and draft are simple fractions, so is every probability that a right rule asks about, and a
+float64 is near enough to tell which: two fractions with denominators up to a million are 1e-12 apart. So the weight of a
+path can be had as the product of the fractions that its factors round, and a law that adds up to the target's *exactly* is
+proved, not measured. A factor that is no such fraction is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,8 +30,11 @@ if TYPE_CHECKING:
 
     from specverify.choices import Stream
 
-__all__ = ["Enumerate", "every_path"]
+__all__ = ["Enumerate", "every_exact_path", "every_path"]
 
+_MOST_DENOMINATOR = 10**6
+_ROUNDING = 1e-14
+"""How far a float64 may lie from the fraction that it stands for."""
 _OPEN = -1
 """What a record holds past its last outcome."""
 
@@ -38,6 +48,13 @@ class _Paths:
     """The outcomes so far, and after them those that are still to be replayed."""
     num_taken: Int[Tensor, " paths"]
     branches: list[tuple[Int[Tensor, "paths depth"], Int[Tensor, " paths"]]]
+    factors: list[tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]] = field(default_factory=list)
+    """Paths, and what their weights were multiplied by."""
+
+    def multiply(self, path: Int[Tensor, " rows"], factor: Float[Tensor, " rows"]) -> None:
+        """The outcome that each of these paths took had this probability."""
+        self.weight[path] *= factor
+        self.factors.append((path, factor))
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,15 @@ class Enumerate:
     def weight(self) -> Float[Tensor, " paths"]:
         """The exact probability of each path, given where it began."""
         return self._paths.weight
+
+    def exact_weight(self) -> list[Fraction]:
+        """The same as fractions (Note [Fractions]). Raises `InternalError` for a factor that isn't a simple one."""
+        weights = [Fraction(1)] * len(self.records)
+        for paths, factors in self._paths.factors:
+            for path, factor in zip(paths.tolist(), factors.tolist(), strict=True):
+                if factor != 1.0:
+                    weights[path] *= _fraction(factor)
+        return weights
 
     def moved(self, position: Int[Tensor, " batch"], step: Int[Tensor, " batch"]) -> Enumerate:
         """Every question has a uniform of its own, wherever it is asked."""
@@ -143,10 +169,10 @@ class Enumerate:
             weight = laws[:, place].gather(-1, outcome[:, None])[:, 0]
             if guesses is None:
                 answers[:, place] = outcome
-                self._paths.weight[self.live] *= weight
+                self._paths.multiply(self.live, weight)
                 continue
             answers[:, place] = torch.where(asked, outcome, 0)
-            self._paths.weight[self.live] *= torch.where(asked, weight, 1.0)
+            self._paths.multiply(self.live, torch.where(asked, weight, 1.0))
             if place < guesses.shape[1]:
                 asked = asked & (outcome == guesses[:, place])
         return answers
@@ -187,6 +213,16 @@ class Enumerate:
         self._paths.branches.append((records, self.begun_at[path[row]]))
 
 
+@lru_cache(maxsize=2**16)
+def _fraction(value: float) -> Fraction:
+    """The simple fraction that a float64 stands for."""
+    nearest = Fraction(value).limit_denominator(_MOST_DENOMINATOR)
+    if abs(float(nearest - Fraction(value))) > _ROUNDING:
+        msg = f"{value!r} is no fraction with a denominator up to {_MOST_DENOMINATOR:,}"
+        raise InternalError(msg)
+    return nearest
+
+
 def every_path(
     program: Callable[[Enumerate], Tensor], *, starts: int = 1, max_paths: int = 1_000_000
 ) -> Iterator[tuple[Tensor, Float[Tensor, " batch"]]]:
@@ -195,12 +231,26 @@ def every_path(
     The program reads its batch size from `len(choices.records)`, and from `choices.begun_at` at which of `starts` points
     each path begins (a proposal, a prefix). Weights of all paths of a start add up to 1. Raises `InternalError` past `max_paths`.
     """
+    for outcomes, choices in _every_round(program, starts, max_paths):
+        yield outcomes, choices.weight
+
+
+def every_exact_path(
+    program: Callable[[Enumerate], Tensor], *, starts: int = 1, max_paths: int = 1_000_000
+) -> Iterator[tuple[Tensor, list[Fraction]]]:
+    """The same with weights as fractions (Note [Fractions])."""
+    for outcomes, choices in _every_round(program, starts, max_paths):
+        yield outcomes, choices.exact_weight()
+
+
+def _every_round(
+    program: Callable[[Enumerate], Tensor], starts: int, max_paths: int
+) -> Iterator[tuple[Tensor, Enumerate]]:
     records, begun_at = torch.empty(starts, 0, dtype=torch.int64), torch.arange(starts)
     seen = 0
     while len(records):
         choices = Enumerate.start(records, begun_at)
-        outcomes = program(choices)
-        yield outcomes, choices.weight
+        yield program(choices), choices
         seen += len(records)
         if seen > max_paths:
             msg = f"the program has more than {max_paths:,} paths; make the vocabulary or the block smaller"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ import torch
 from specverify.choices import Stream, first_of_race, inverse_cdf
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
@@ -27,22 +29,26 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _CPU_IDS, _GPU_IDS = 2**14, 2**24
 """Ids of a race whose noise is made at once: as many as fit into a cache, and as many as fit beside a model."""
+_NUMPY_CONSTANTS = np.array((_MULTIPLIERS, _WEYL), dtype=np.uint64)
 
 
 def philox4x32(counter: Int[Tensor, "4 *shape"], key: Int[Tensor, "2 *shape"]) -> Int[Tensor, "4 *shape"]:
-    """Ten rounds of Philox4x32 on 32-bit words held in int64 [Salmon2011, §4.3].
+    """Ten rounds of Philox4x32 on 32-bit words held in int64 [Salmon2011, §4.3]."""
+    constants = torch.tensor((_MULTIPLIERS, _WEYL), dtype=torch.int64, device=counter.device)
+    even, odd = _ten_rounds(counter, key, constants, flip=lambda pair: pair.flip(0))
+    return torch.stack((even[0], odd[0], even[1], odd[1]))
 
-    The 64-bit product of two words wraps in int64, whose *bits* are still those of the unsigned product.
-    """
-    multipliers = torch.tensor(_MULTIPLIERS, dtype=torch.int64, device=counter.device).view(2, *[1] * (key.dim() - 1))
-    weyl = torch.tensor(_WEYL, dtype=torch.int64, device=counter.device).view(2, *[1] * (key.dim() - 1))
-    even, odd = counter[[0, 2]], counter[[1, 3]]  # words 0 and 2 are multiplied, 1 and 3 are mixed in
+
+def _ten_rounds(counter: Any, key: Any, constants: Any, *, flip: Callable[[Any], Any]) -> tuple[Any, Any]:  # noqa: ANN401 - arrays of torch or of NumPy
+    """The 64-bit product of two words wraps in int64, whose *bits* are still those of the unsigned product."""
+    even, odd = counter[0::2], counter[1::2]  # words 0 and 2 are multiplied, 1 and 3 are mixed in
+    multipliers, weyl = constants.reshape(2, 2, *[1] * (key.ndim - 1))
     for _ in range(_ROUNDS):
         product = even * multipliers
         high, low = (product >> 32) & _MASK32, product & _MASK32
-        even, odd = high.flip(0) ^ odd ^ key, low.flip(0)
+        even, odd = flip(high) ^ odd ^ key, flip(low)
         key = (key + weyl) & _MASK32
-    return torch.stack((even[0], odd[0], even[1], odd[1]))
+    return even, odd
 
 
 def uniform53(
@@ -53,8 +59,10 @@ def uniform53(
     step: Int[Tensor, "*shape"],
 ) -> Float[Tensor, "*shape"]:
     """A 53-bit uniform in [0, 1) for each coordinate; shapes broadcast. Distinct coordinates are independent."""
-    shape = np.broadcast_shapes(seed.shape, stream.shape, sequence.shape, position.shape, step.shape)
-    seed, stream, sequence, position, step = (each.expand(shape) for each in (seed, stream, sequence, position, step))
+    coordinates = (position, sequence, step, stream, seed)
+    if seed.device.type == "cpu":
+        return torch.from_numpy(_uniform53([each.numpy() for each in coordinates]))
+    position, sequence, step, stream, seed = torch.broadcast_tensors(*coordinates)  # type: ignore[no-untyped-call]  # torch is untyped here
     words = philox4x32(
         torch.stack((position, sequence, step, stream)) & _MASK32, torch.stack((seed & _MASK32, (seed >> 32) & _MASK32))
     )
@@ -82,6 +90,14 @@ def race_noise(
 def _53_bits(high: Int[Tensor, "*shape"], low: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """A uniform from the upper 27 and 26 bits of two words."""
     return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53
+
+
+def _uniform53(coordinates: Sequence[Int[np.ndarray, "*shape"]]) -> Float[np.ndarray, "*shape"]:
+    """The same in NumPy: a step needs a handful of words, and there an operation on them costs a third."""
+    words = np.array(np.broadcast_arrays(*coordinates)).view(np.uint64)
+    key = np.stack((words[4] & _MASK32, words[4] >> 32))
+    even, odd = _ten_rounds(words[:4] & _MASK32, key, _NUMPY_CONSTANTS, flip=lambda pair: pair[::-1])
+    return np.asarray(((even[0] >> 5) * 2**26 + (odd[0] >> 6)) * 2.0**-53)
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,8 @@ class Philox:
         self, stream: Stream | Int[Tensor, "batch n"], at: Int[Tensor, " n"] | Int[Tensor, "batch n"]
     ) -> Float[Tensor, "batch n"]:
         """Uniforms at the offsets `at` (below `window`) of each row's block."""
+        if isinstance(stream, Stream) and at.dim() == 1:
+            return self._uniforms[:, stream].index_select(1, at)
         at = at.expand(len(self.seed), at.shape[-1])
         if isinstance(stream, Stream):
             return self._uniforms[:, stream].gather(1, at)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,14 +13,17 @@ from specverify.cli.exits import EXIT_CODES, Interrupted, crash_kept_in, say
 from specverify.cli.invocation import Invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from specverify.cli.invocation import Sources
     from specverify.plan import Plan
-    from specverify.records import Certificate
+    from specverify.records import Certificate, ModelFingerprint
+    from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["certify"]
+__all__ = ["certify", "run"]
 
 
 def certify(
@@ -48,6 +53,10 @@ def certify(
     seed: options.Seed = None,
     out: options.Out = None,
     resume: options.Resume = True,
+    matrix: options.MatrixFile = None,
+    ray: options.Ray = None,
+    ray_workers: options.RayWorkers = None,
+    ray_gpus: options.RayGpus = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -62,23 +71,32 @@ def certify(
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
         engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off,
     )  # fmt: skip
+    cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
+    if matrix is not None:
+        from specverify.cli.matrix import certify_matrix
+
+        return certify_matrix(matrix, invocation, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
     sources, asked = invocation.sources(), invocation.plan()
     folder = invocation.folder(sources, asked)
     with crash_kept_in(folder):
-        certificate = _run(invocation, sources, asked, folder, resume=resume, quiet=quiet, as_json=as_json)
+        certificate = run(
+            invocation, sources, asked, folder, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json
+        )
         _show(certificate, folder, quiet=quiet, as_json=as_json)
     return EXIT_CODES[certificate.verdict]
 
 
-def _run(
+def run(
     invocation: Invocation,
     sources: Sources,
     plan: Plan,
     folder: Path,
     *,
+    cluster: Mapping[str, Any] | None,
     resume: bool,
     quiet: bool,
     as_json: bool,
+    keep_checkpoint: bool = False,
 ) -> Certificate:
     """Everything that can be refused is refused first; then load, certify, write."""
     from rich.console import Console
@@ -87,7 +105,10 @@ def _run(
 
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
-        return _certified(invocation, sources, plan, folder, watch=watch, resume=resume, quiet=quiet)
+        return _certified(
+            invocation, sources, plan, folder, cluster=cluster, watch=watch, resume=resume, quiet=quiet,
+            keep_checkpoint=keep_checkpoint,
+        )  # fmt: skip
     except KeyboardInterrupt as error:
         msg = "interrupted; run the same command again to resume"
         raise Interrupted(msg) from error
@@ -101,16 +122,18 @@ def _certified(
     plan: Plan,
     folder: Path,
     *,
+    cluster: Mapping[str, Any] | None,
     watch: Watch,
     resume: bool,
     quiet: bool,
+    keep_checkpoint: bool,
 ) -> Certificate:
     from dataclasses import replace
 
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
     from specverify.cli.engine_setup import decoded_by_engine
-    from specverify.cli.output import render, reserved, write_all
+    from specverify.cli.output import last_of, render, reserved, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
@@ -121,12 +144,16 @@ def _certified(
         watch.stage("loading", 1)
         loaded = make_subject(invocation, sources, plan)
         digests = fingerprints(loaded)
-        with decoded_by_engine(invocation, sources, loaded, plan, say=tell) as subject:
+        make = partial(make_subject, invocation, sources, plan)
+        with (
+            decoded_by_engine(invocation, sources, loaded, plan, say=tell) as subject,
+            _computed_on(cluster, subject, plan, make, digests) as computed,
+        ):
             key = run_key(subject, plan, digests, fault=invocation.fault)
             store = FileStore(folder, key, resume=resume, say=tell)
             watch.advance()
             certificate = certified(
-                subject,
+                computed,
                 plan,
                 watch=watch,
                 store=store,
@@ -136,9 +163,25 @@ def _certified(
             )
         certificate = replace(certificate, command=invocation.whole_command())
         certificate = _named(certificate, sources) if invocation.target is None else certificate
-        write_all(folder, render(certificate))
-        store.remove()
+        write_all(folder, render(certificate, last_of(folder)))
+        if not keep_checkpoint:
+            store.remove()
         return certificate
+
+
+def _computed_on(
+    cluster: Mapping[str, Any] | None,
+    subject: Subject,
+    plan: Plan,
+    make: Callable[[], Subject],
+    digests: tuple[ModelFingerprint, ModelFingerprint | None],
+) -> AbstractContextManager[Subject]:
+    """This process, or a Ray cluster: what is decoded and scored is the same."""
+    if cluster is None:
+        return nullcontext(subject)
+    from specverify.cluster import sharded
+
+    return sharded(subject, plan, make, digests=digests, say=say, **cluster)
 
 
 def _named(certificate: Certificate, sources: Sources) -> Certificate:

@@ -6,6 +6,7 @@
 3    INCONCLUSIVE, or nothing ran
 70   a bug in specverify; the traceback is in a file
 130  interrupted
+143  ended by SIGTERM
 141  whoever read our output has gone
 """
 
@@ -15,6 +16,7 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -25,18 +27,53 @@ import typer
 
 from specverify.errors import ClaimViolated, InternalError, SubjectError, UsageError
 from specverify.records import Verdict
+from specverify.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
-__all__ = ["EXIT_CODES", "Interrupted", "crash_kept_in", "guarded", "say"]
+__all__ = ["EXIT_CODES", "Interrupted", "Terminated", "crash_kept_in", "guarded", "leave", "say", "terminable"]
 
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.NOT_RUN: 3}
-BROKEN, USAGE, BUG, INTERRUPTED, PIPE = 1, 2, 70, 130, 141
+BROKEN, USAGE, BUG, INTERRUPTED, PIPE, TERMINATED = 1, 2, 70, 130, 141, 143
 
 
 class Interrupted(Exception):
     """The user stopped the run; the sentence says how to go on."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came, as from a scheduler or `timeout`: as Ctrl-C, with an exit code of its own."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """While it lasts, SIGTERM unwinds the run as Ctrl-C does, so that locks go and what is finished can be resumed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread: whoever runs us there deals with signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def leave(code: int) -> int:
+    """The exit code; after an interruption the process ends here, without waiting for threads that still compute."""
+    if code in (INTERRUPTED, TERMINATED):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    return code
 
 
 def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
@@ -53,8 +90,9 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
         return PIPE
     except SystemExit:  # typer's answer to a broken pipe; it has no other
         return PIPE
-    except (KeyboardInterrupt, typer.Abort):
-        return _end("interrupted", "Interrupted", INTERRUPTED, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        code = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
+        return _end("interrupted", "Interrupted", code, as_json=as_json)
     except Exception as error:  # noqa: BLE001 - the edge: nothing may get past it
         sentence, code = _sentence(error)
         return _end(sentence, type(error).__name__, code, as_json=as_json)
@@ -63,7 +101,7 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
 
 def say(sentence: str) -> None:
     """One line to whoever watches, on standard error."""
-    typer.echo(f"specverify: {' '.join(sentence.split())}", err=True)
+    typer.echo(f"specverify: {redacted(' '.join(sentence.split()))}", err=True)
 
 
 @contextlib.contextmanager
@@ -90,7 +128,7 @@ def _bug(error: Exception, folder: Path) -> str:
         with contextlib.suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)
             file = place / "crash.txt"
-            file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            file.write_text(redacted("".join(traceback.format_exception(error))), encoding="utf-8")
             return f"{head}; this is a bug in specverify: please report it with your command and {file}"
     return f"{head}; this is a bug in specverify: please report it with your command"
 
@@ -99,7 +137,7 @@ def _sentence(error: Exception) -> tuple[str, int]:
     """What to say, and the code to end with."""
     match error:
         case Interrupted():
-            return str(error), INTERRUPTED
+            return str(error), TERMINATED if isinstance(error.__cause__, Terminated) else INTERRUPTED
         case UsageError():
             return f"error: {error}", USAGE
         case SubjectError() | ClaimViolated():
@@ -114,6 +152,6 @@ def _sentence(error: Exception) -> tuple[str, int]:
 def _end(sentence: str, kind: str, code: int, *, as_json: bool) -> int:
     say(sentence)
     if as_json:
-        said = " ".join(sentence.removeprefix("error: ").split())
+        said = redacted(" ".join(sentence.removeprefix("error: ").split()))
         typer.echo(json.dumps({"error": said, "kind": kind, "exit_code": code}))
     return code

@@ -23,7 +23,11 @@ _WORKERS = 2
 Names = Annotated[list[str] | None, typer.Argument(metavar="[FAULT]...", help="These alone.", show_default=False)]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="These checks alone, or use commas.")]
 List = Annotated[bool, typer.Option("--list", help="Name them, and plant nothing.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="As the document docs/faults.md.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="As a Markdown document.")]
+Scopes = Annotated[
+    bool,
+    typer.Option("--scopes", help="As the document docs/scopes.md: the size of tables at which each wrong rule shows."),
+]
 Pair = Annotated[
     str | None,
     typer.Option("--pair", metavar="NAME", help="Plant them in an embedded pair instead of models of 24 ids: slow."),
@@ -37,6 +41,7 @@ def faults(
     pair: Pair = None,
     list_: List = False,
     markdown: Markdown = False,
+    scopes: Scopes = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -48,6 +53,12 @@ def faults(
     from specverify.report.faults import render_faults, sentence, table
 
     chosen = tuple(map(find_fault, names)) if names else FAULTS
+    if scopes:
+        from specverify.report.scopes import render_scopes
+        from specverify.scopes import scope_table
+
+        typer.echo(render_scopes(scope_table([fault.name for fault in chosen])), nl=False)
+        return 0
     if list_:
         _list(chosen, as_json=as_json, quiet=quiet)
         return 0

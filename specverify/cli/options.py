@@ -81,3 +81,23 @@ Dtype = Annotated[str | None, Option(metavar="T", help="float32, bfloat16, float
 DeviceMap = Annotated[str | None, Option("--device-map", metavar="M", help="Handed to transformers, such as auto.")]
 Out = Annotated[Path | None, Option(metavar="DIR", help="Where the certificate goes.  [default: specverify-out/PAIR]")]
 Resume = Annotated[bool, Option(help="Go on where an interrupted run of the same command stopped.")]
+Ray = Annotated[
+    str | None,
+    Option(
+        "--ray", metavar="ADDRESS", help="Decode and score on this Ray cluster: host:port, auto, or local; same result."
+    ),
+]
+RayWorkers = Annotated[
+    int | None,
+    Option("--ray-workers", metavar="N", min=1, help="Actors that hold the models.  [default: all that fit]"),
+]
+RayGpus = Annotated[
+    float | None,
+    Option("--ray-gpus", metavar="F", min=0, help="GPUs of each, such as 0.5.  [default: 1 on CUDA, else 0]"),
+]
+MatrixFile = Annotated[
+    Path | None,
+    Option(
+        "--matrix", metavar="FILE.toml", help="Certify every combination of targets, drafts, parameters and tokens."
+    ),
+]

@@ -7,8 +7,9 @@ import secrets
 import shutil
 from typing import TYPE_CHECKING
 
-from specverify.codec import dump, write_text_atomically
+from specverify.codec import write_text_atomically
 from specverify.errors import OutputError
+from specverify.redaction import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from specverify.records import Certificate
 
-__all__ = ["CERTIFICATE", "render", "reserved", "write_all"]
+__all__ = ["CERTIFICATE", "last_of", "render", "reserved", "write_all"]
 
 CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
@@ -50,17 +51,29 @@ def reserved(folder: Path) -> Iterator[None]:
             folder.rmdir()
 
 
-def render(certificate: Certificate) -> dict[str, str]:
-    """Every file's text by its name; nothing is written yet."""
+def last_of(folder: Path) -> Certificate | None:
+    """The certificate that a run is about to replace, to compare it with; None where there is none that can be read."""
+    from specverify.statement import read_certificate
+
+    try:
+        return read_certificate(folder / CERTIFICATE)
+    except OutputError:
+        return None
+
+
+def render(certificate: Certificate, last: Certificate | None = None) -> dict[str, str]:
+    """Every file's text by its name, without secrets; nothing is written yet."""
     from specverify.report.html import render_html
     from specverify.report.junit import render_junit
     from specverify.report.markdown import render_markdown
+    from specverify.statement import render_statement
 
+    certificate = without_secrets(certificate)
     return {
-        "report.html": render_html(certificate),
+        "report.html": render_html(certificate, last),
         "junit.xml": render_junit(certificate),
-        "summary.md": render_markdown(certificate),
-        CERTIFICATE: dump(certificate),
+        "summary.md": render_markdown(certificate, last),
+        CERTIFICATE: render_statement(certificate),
     }
 
 

@@ -78,12 +78,14 @@ def _branching(invocation: Invocation, plan: Plan) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def make_subject(invocation: Invocation, sources: Sources, plan: Plan) -> Subject:
-    """Load, refuse what can't be certified, and put the reference decoder together.
+def make_subject(
+    invocation: Invocation, sources: Sources, plan: Plan, *, prompts: Sequence[Prompt] | None = None
+) -> Subject:
+    """Load, refuse what can't be certified, and put the reference decoder together; `prompts` are used for the file's.
 
     Raises `PairError`, `PromptError`, `PlanError` or `UnsupportedModel`: one sentence that says what to do.
     """
-    prompts = read_prompts(sources.prompts)
+    prompts = read_prompts(sources.prompts) if prompts is None else prompts
     pair = load_pair(
         sources.target,
         sources.draft,

@@ -12,6 +12,7 @@ from specverify.codec import dump, load_as, write_text_atomically
 from specverify.errors import OutputError
 from specverify.plan import plan_digest
 from specverify.records import SCHEMA_VERSION, CheckResult
+from specverify.redaction import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,9 @@ class FileStore:
     def put(self, result: CheckResult) -> None:
         """Keep a result; raises `OutputError` when it can't be written."""
         self._results[result.id] = result
-        write_text_atomically(self.path, dump(Checkpoint(key=self._key, results=tuple(self._results.values()))))
+        write_text_atomically(
+            self.path, dump(without_secrets(Checkpoint(key=self._key, results=tuple(self._results.values()))))
+        )
 
     def remove(self) -> None:
         """The run is complete: nothing is left to resume."""

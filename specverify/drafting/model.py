@@ -64,7 +64,8 @@ class _ModelDrafting:
                 prefix_lengths=context.lengths[:, None] + place,
                 prompt_lengths=context.prompt_lengths,
             )
-            law = torch.where((num_tokens > place)[:, None, None], law, nothing)  # so that the draw has one outcome
+            if int(num_tokens.min()) <= place:
+                law = torch.where((num_tokens > place)[:, None, None], law, nothing)  # so that the draw has one outcome
             at = torch.tensor([place], device=block.device)
             block = pick(context.choices, law, coupled=self.coupled, stream=Stream.DRAFT, at=at)
             sizes = torch.ones_like(sizes)
@@ -74,8 +75,9 @@ class _ModelDrafting:
             num_tokens = torch.where(unreadable, num_tokens.clamp(max=place + 1), num_tokens)
         if not laws:
             return Proposal.point_masses(ids, num_tokens, self.vocab_size)
-        drafted = (torch.arange(len(laws), device=ids.device) < num_tokens[:, None])[..., None]
-        return Proposal(ids, num_tokens, torch.where(drafted, torch.cat(laws, 1), 0))
+        proposal = Proposal(ids, num_tokens, torch.cat(laws, 1))
+        proposal.draft_probs[~proposal.drafted] = 0
+        return proposal
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         self.session.select(rows)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from specverify.engines import EngineSettings
+    from specverify.parallel import Elsewhere
     from specverify.records import DecodeRequest, DecodeTrace
 
 __all__ = ["ReferenceEngine", "opened"]
@@ -40,6 +41,8 @@ class ReferenceEngine:
     workers: int = 1
     """Batches decoded side by side; changes no token."""
     name: str = "reference"
+    elsewhere: Elsewhere | None = None
+    """Processes that decode the batches; changes no token."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -57,12 +60,15 @@ class ReferenceEngine:
             self._refuse_unusable(request)
         rows = [Row(request, sample) for request in requests for sample in range(request.num_samples)]
         traces: dict[Row, list[DecodeTrace]] = defaultdict(list)  # a request may be asked twice in one batch
-        for batch in mapped(self._decode_batch, self._batches(rows), workers=self.workers):
+        batches = self._batches(rows)
+        decoded = self.elsewhere.decode(batches) if self.elsewhere is not None else None
+        for batch in decoded or mapped(self.decode_batch, batches, workers=self.workers):
             for trace in batch:
                 traces[Row(trace.request, trace.sample)].append(trace)
         yield from (traces[row].pop() for row in rows)
 
-    def _decode_batch(self, batch: Sequence[Row]) -> list[DecodeTrace]:
+    def decode_batch(self, batch: Sequence[Row]) -> list[DecodeTrace]:
+        """The traces of rows that are decoded together."""
         algorithm = speculative if batch[0].request.speculation else autoregressive
         return list(algorithm(self.decoder, batch))
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specverify.models.loading import TOKENIZER_FILES, folder_of, weight_files
+from specverify.model_files import file_digests, folder_of, model_files, read_json_object, weight_files, weights_digest
+from specverify.models.loading import TOKENIZER_FILES
 from specverify.records import ModelFingerprint
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ _IGNORED_KEYS = frozenset(
 """Keys that record where a file came from or which library wrote it, not what the model says."""
 
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_OTHER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
 
 
 def fingerprint(loaded: LoadedModel) -> ModelFingerprint:
@@ -49,27 +49,21 @@ def fingerprint(loaded: LoadedModel) -> ModelFingerprint:
     """
     folder = folder_of(loaded.source)
     weights = weight_files(folder) if folder is not None else []
-    files = {file.name: _file_sha256(file) for file in _files(folder, weights)} if folder is not None else {}
+    files = file_digests(folder, model_files(folder)) if folder is not None else {}
     model = loaded.model
     return ModelFingerprint(
         name=loaded.source,
         architecture=type(model.module).__name__,
         num_parameters=model.num_parameters,
         vocab_size=model.vocab_size,
-        weights_sha256=_sha256(f"{file.name} {files[file.name]}\n".encode() for file in weights)
-        if weights
+        weights_sha256=weights_digest(files, [file.relative_to(folder).as_posix() for file in weights])
+        if folder is not None and weights
         else _tensors_sha256(model.module.state_dict()),
         tokenizer_sha256=_tokenizer_sha256(loaded, folder),
         template_sha256=_json_sha256(getattr(loaded.tokenizer, "chat_template", None)),
         config_sha256=_config_sha256(loaded, folder),
         files=files,
     )
-
-
-def _files(folder: Path, weights: list[Path]) -> list[Path]:
-    """Weights, and the small files beside them; weights in another format are not what was loaded."""
-    others = (file for file in folder.iterdir() if file.is_file() and file.suffix in _OTHER_SUFFIXES)
-    return sorted({*weights, *others})
 
 
 def _tokenizer_sha256(loaded: LoadedModel, folder: Path | None) -> str:
@@ -88,7 +82,7 @@ def _tokenizer_sha256(loaded: LoadedModel, folder: Path | None) -> str:
 def _tokenizer_file(file: Path) -> object:
     if file.suffix != ".json":
         return _file_sha256(file)
-    return _without_state(json.loads(file.read_text(encoding="utf-8")))
+    return _without_state(read_json_object(file))
 
 
 def _without_state(value: object) -> object:
@@ -102,7 +96,7 @@ def _config_sha256(loaded: LoadedModel, folder: Path | None) -> str:
     """Over config.json and generation_config.json; over the objects if there are none."""
     if folder is not None:
         names = ("config.json", "generation_config.json")
-        return _json_sha256({n: json.loads((folder / n).read_text("utf-8")) for n in names if (folder / n).is_file()})
+        return _json_sha256({n: read_json_object(folder / n) for n in names if (folder / n).is_file()})
     generation = loaded.generation_config
     return _json_sha256([loaded.config.to_diff_dict(), None if generation is None else generation.to_diff_dict()])
 

@@ -212,9 +212,9 @@ class SlotLayer(DynamicLayer):
             self._show()
 
     def select_rows(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these rows, in this order."""
+        """Keep these rows, in this order, and the room to grow: the next append would make it again."""
         if self._buffers:
-            self._buffers = [states.index_select(0, rows.to(states.device)) for states in (self.keys, self.values)]
+            self._buffers = [buffer.index_select(0, rows.to(buffer.device)) for buffer in self._buffers]
             self._show()
 
     def gather_slots(self, slots: Int[Tensor, "batch width"]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
 import warnings
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import cached_file
 
 from specverify.errors import PairError, UsageError
+from specverify.model_files import folder_of, read_json_object, weight_files
 from specverify.models.transformers import TransformersModel, require_working_rollback
 
 if TYPE_CHECKING:
@@ -178,31 +177,6 @@ def resolve_device(device: str) -> torch.device:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def folder_of(source: str) -> Path | None:
-    """Where the files of a loaded model lie: the folder itself, or the hub's snapshot in the local cache."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    with contextlib.suppress(Exception):  # whatever is wrong with the cache, the model itself is loaded
-        config = cached_file(source, "config.json", local_files_only=True)
-        return Path(config).parent if config else None
-    return None
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files that the weights are read from, sorted by name: safetensors if there are any, otherwise pickles."""
-    for single, index in (
-        ("model.safetensors", "model.safetensors.index.json"),
-        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ):
-        if (folder / single).is_file():
-            return [folder / single]
-        if (folder / index).is_file():
-            shards = _json(folder / index).get("weight_map", {}).values()
-            return [folder / shard for shard in sorted(set(shards))]
-    return []
-
-
 def _local_folder(source: str | Path) -> Path | None:
     """The folder that `source` names; None if it is a hub name."""
     if not str(source):
@@ -224,7 +198,7 @@ def _require_files(folder: Path, *, allow_pickle: bool) -> None:
     if not (folder / "config.json").is_file():
         msg = f"{folder} has no config.json; give the folder that save_pretrained() wrote"
         raise PairError(msg)
-    _json(folder / "config.json")
+    read_json_object(folder / "config.json")
     weights = weight_files(folder)
     if not weights:
         msg = f"{folder} has no weights (model.safetensors); copy them there, or download the model again"
@@ -257,18 +231,6 @@ def _require_readable(file: Path) -> None:
         advice = "it is a Git LFS pointer: run git lfs pull" if pointer else "copy or download it again"
         msg = f"the weight file {file} is truncated or corrupt ({_first_line(error)}); {advice}"
         raise PairError(msg) from error
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        msg = f"{file} is not valid JSON ({_first_line(error)}); copy or download it again"
-        raise PairError(msg) from error
-    if not isinstance(value, dict):
-        msg = f"{file} does not hold a JSON object; copy or download it again"
-        raise PairError(msg)
-    return value
 
 
 # ------------------------------------------------------------------------------------------------ what can go wrong

@@ -108,6 +108,7 @@ class Following(TorchFunctionMode):
         del func, kwargs
         real = blank(target)
         fresh = lazy_uniforms(self.path, tuple(real.shape))
+        self.path.coarsest = min(self.path.coarsest, steps_of(real.dtype))  # what it does with them has that precision
         fresh.form = Form.EXPONENTIAL
         return self._write(target, affine(fresh, torch.tensor(1 / lambd), torch.tensor(0.0), real.dtype))
 

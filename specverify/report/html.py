@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from specverify.records import Verdict
 from specverify.report import text
+from specverify.report.changes import changes, comparable
 from specverify.report.plots import svg
 
 if TYPE_CHECKING:
@@ -33,10 +34,16 @@ _WORDS = {
 }
 
 
-def render_html(certificate: Certificate) -> str:
-    """The report as one self-contained HTML page; the same certificate gives the same bytes."""
+def render_html(certificate: Certificate, last: Certificate | None = None) -> str:
+    """The report as one self-contained HTML page, compared with the `last` certificate of the pair where there is one.
+
+    The same certificates give the same bytes.
+    """
+    compared = last if comparable(last, certificate) else None
     return _template().render(
         certificate=certificate,
+        last=compared,
+        changes=changes(compared, certificate) if compared is not None else [],
         counts=_counts(certificate),
         facts=_facts(certificate),
         models=_models(certificate),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from specverify.records import Verdict
 from specverify.report import text
+from specverify.report.changes import changes, comparable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,7 @@ __all__ = ["MOST_CHARACTERS", "render_markdown"]
 MOST_CHARACTERS = 65_000
 """GitHub refuses a comment of 65,536; what is left over is for whoever posts it."""
 _MOST_FINDINGS = 10
+_MOST_CHANGES = 40
 _MOST_IN_LINE = 400
 _MOST_IN_TABLE = 25_000
 _MOST_IN_BLOCK = 12_000
@@ -26,9 +28,11 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~$])|^(?=[-+#>=]|\d+[.)])")
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "⚠️", Verdict.NOT_RUN: "⏭️"}
 
 
-def render_markdown(certificate: Certificate) -> str:
+def render_markdown(certificate: Certificate, last: Certificate | None = None) -> str:
     """The summary, shorter than `MOST_CHARACTERS` whatever the certificate holds; what was left out is counted."""
     parts = ["\n".join(_head(certificate)), "\n".join(_claims(certificate))]
+    if last is not None and comparable(last, certificate):
+        parts.append("\n".join(_changes(last, certificate)))
     broken = [result for result in certificate.checks if result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)]
     room = MOST_CHARACTERS - len("\n\n".join(parts)) - len(tail := _tail(certificate)) - 200
     for position, result in enumerate(broken):
@@ -75,6 +79,22 @@ def _claims(certificate: Certificate) -> Iterator[str]:
             yield f"\n{len(certificate.checks) - position:,} more checks are in the certificate."
             return
         yield row
+
+
+def _changes(last: Certificate, certificate: Certificate) -> Iterator[str]:
+    found = changes(last, certificate)
+    made = escape(last.created, most=40)
+    if not found:
+        yield f"Nothing is different from the certificate of {made}, as far as it is compared."
+        return
+    yield f"<details><summary>{len(found)} differences from the certificate of {made}</summary>\n"
+    yield "| What | Before | Now |"
+    yield "|---|---|---|"
+    for each in found[:_MOST_CHANGES]:
+        yield f"| {' | '.join(escape(cell, most=80) for cell in (each.what, each.before, each.now))} |"
+    if len(found) > _MOST_CHANGES:
+        yield f"\n{len(found) - _MOST_CHANGES:,} more are in the report."
+    yield "\n</details>"
 
 
 def _block(result: CheckResult, *, seed: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from specverify.errors import InternalError
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["DriftAlarm", "acceptance_drift"]
+__all__ = ["DriftAlarm", "DriftDetector", "acceptance_drift"]
 
 _BETS = (0.25, 0.5, 1.0, 1.5)
 
@@ -33,6 +33,20 @@ class DriftAlarm:
     """Prompts that pass on average between two false alarms, at least."""
     first_alarm: int | None
     """Index of the first prompt with an alarm."""
+
+
+class DriftDetector:
+    """The same, one observation at a time: for a stream."""
+
+    def __init__(self, baseline: float) -> None:
+        self._baseline = baseline
+        self._bets = np.array([min(bet, 1 / max(1 - baseline, 1e-12)) for bet in _BETS])  # a factor is never negative
+        self._capital = np.zeros(len(_BETS))
+
+    def update(self, acceptance: float) -> float:
+        """The evidence after one more observation in [0, 1]."""
+        self._capital = np.minimum((self._capital + 1) * (1 + self._bets * (self._baseline - acceptance)), 1e300)
+        return float(self._capital.mean())
 
 
 def acceptance_drift(
@@ -51,11 +65,7 @@ def acceptance_drift(
     if not inside.all() or not 0 <= baseline <= 1 or run_length < 1:
         msg = "acceptance and baseline must lie in [0, 1], and a run length must be at least 1"
         raise InternalError(msg)
-    bets = np.array([min(bet, 1 / max(1 - baseline, 1e-12)) for bet in _BETS])  # a factor is never negative
-    capital = np.zeros(len(bets))
-    path = np.empty(len(acceptance))
-    for prompt, accepted in enumerate(acceptance):
-        capital = np.minimum((capital + 1) * (1 + bets * (baseline - accepted)), 1e300)
-        path[prompt] = capital.mean()
+    detector = DriftDetector(baseline)
+    path = np.array([detector.update(accepted) for accepted in acceptance.tolist()])
     alarms = np.flatnonzero(path >= run_length)
     return DriftAlarm(path=path, run_length=run_length, first_alarm=int(alarms[0]) if len(alarms) else None)

@@ -73,6 +73,8 @@ def leading(flags: Bool[Tensor, "batch k"]) -> Int[Tensor, " batch"]:
 
 def row_at(probs: Float[Tensor, "batch n vocab"], place: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
     """Each sequence's row at its own place."""
+    if probs.shape[1] == 1:
+        return probs[:, 0]
     first = torch.arange(len(probs), device=probs.device) * probs.shape[1]
     return probs.flatten(0, 1).index_select(0, first + place)
 

@@ -37,6 +37,11 @@ class Outcome:
         """The one object on standard output."""
         return json.loads(self.out)
 
+    @property
+    def record(self) -> Any:
+        """The certificate's record, where that object is a certificate."""
+        return self.json["predicate"]["specverify"]["certificate"]
+
 
 class Run(Protocol):
     """Runs a command line."""

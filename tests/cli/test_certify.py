@@ -9,9 +9,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from specverify.cli.output import reserved
-from specverify.codec import load, read_certificate, write_text_atomically
+from specverify.codec import write_text_atomically
 from specverify.errors import InternalError, OutputError, SubjectError
 from specverify.records import Verdict
+from specverify.statement import load_certificate, read_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ def test_json_is_the_certificate_and_nothing_else(run: Run, fakes: Callable[...,
     """Standard output parses as it is, and is the file byte for byte."""
     fakes(one=Verdict.PASS)
     outcome = run("certify", "--json", "--out", "here")
-    assert load(outcome.out).verdict is Verdict.PASS
+    assert load_certificate(outcome.out).verdict is Verdict.PASS
     assert outcome.out == (tmp_path / "here" / "certificate.json").read_text()
 
 
@@ -82,21 +83,21 @@ def test_options_change_the_plan_and_the_command(run: Run, fakes: Callable[..., 
     fakes(one=Verdict.PASS)
     (tmp_path / "my plan.toml").write_text("num_speculative_tokens = 5\nseed = 3\nmax_new_tokens = 16\n")
     outcome = run("certify", "--plan", "my plan.toml", "--seed", "4", "--dtype", "float64", "--json")
-    plan = outcome.json["plan"]
+    plan = outcome.record["plan"]
     assert (plan["num_speculative_tokens"], plan["seed"], plan["max_new_tokens"], plan["dtype"]) == (
         5,
         4,
         16,
         "float64",
     )
-    assert outcome.json["command"] == "specverify certify --plan 'my plan.toml' --seed 4 --dtype float64"
+    assert outcome.record["command"] == "specverify certify --plan 'my plan.toml' --seed 4 --dtype float64"
 
 
 def test_fault_has_a_folder_of_its_own(run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path) -> None:
     """A demonstration never overwrites a real certificate, and says what it is."""
     fakes(one=Verdict.FAIL)
     outcome = run("certify", "--fault", "always-accept", "--json")
-    assert outcome.json["fault"] == "always-accept"
+    assert outcome.record["fault"] == "always-accept"
     assert (tmp_path / "specverify-out" / "embedded-fault-always-accept" / "certificate.json").is_file()
 
 
@@ -107,7 +108,7 @@ def test_prompt_lookup_needs_no_draft(
     fakes(one=Verdict.PASS)
     outcome = run("certify", copied("target"), "--drafter", "prompt-lookup", "--json")
     assert outcome.code == 0, outcome.err
-    assert outcome.json["draft"] is None
+    assert outcome.record["draft"] is None
 
 
 def test_folders_give_their_names(run: Run, fakes: Callable[..., FakeChecks], copied: Callable[[str], Path]) -> None:
@@ -209,7 +210,7 @@ def test_broken_subject_is_a_finding(run: Run, fakes: Callable[..., FakeChecks])
     fakes(one=Verdict.PASS, raises={"one": SubjectError("it hung up")})
     outcome = run("certify", "--json")
     assert outcome.code == 1
-    assert "it hung up" in json.dumps(outcome.json["checks"])
+    assert "it hung up" in json.dumps(outcome.record["checks"])
 
 
 def test_full_memory_says_what_to_do(run: Run, fakes: Callable[..., FakeChecks]) -> None:

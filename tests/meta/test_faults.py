@@ -28,7 +28,7 @@ def test_healthy_decoder_is_not_failed():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_healthy_decoder_raises_no_alarm_at_other_seeds(seed):
-    """Chance alone fails nothing."""
+    """Chance alone fails nothing: a run may fail once in a million, all of its tests together."""
     for result in measured(None, CORRECTNESS, plan=replace(SMALL_PLAN, seed=1_000 + seed, lossless_tokens=3_000)):
         assert result.verdict is not Verdict.FAIL, f"{result.id}: {result.summary}"
 
@@ -42,6 +42,15 @@ def test_no_fault_is_caught_by_nothing_and_no_check_catches_nothing():
 def test_each_fault_has_a_name_and_a_meaning_of_its_own():
     """Two faults that stand for the same bug are one."""
     assert len({fault.name for fault in FAULTS}) == len({fault.stands_for for fault in FAULTS}) == len(FAULTS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(200))
+def test_200_seeds_raise_no_alarm(seed):
+    """Every check, on the healthy decoder, at the rates that the certificate states."""
+    plan = replace(SMALL_PLAN, seed=5_000 + seed, lossless_tokens=3_000)
+    alarms = [result.id for result in measured(None, CORRECTNESS, plan=plan) if result.verdict is Verdict.FAIL]
+    assert alarms == []
 
 
 @pytest.mark.nightly

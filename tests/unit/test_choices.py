@@ -105,6 +105,14 @@ def test_a_sequences_choices_do_not_depend_on_the_batch() -> None:
             assert torch.equal(alone.uniform(stream, at)[0], together[stream][row])
 
 
+def test_the_window_moves_along() -> None:
+    """A tree's nodes have more places than a chain's; after a step they still do."""
+    choices = Philox.start(torch.tensor([1]), torch.tensor([0]), window=12)
+    moved = choices.moved(torch.tensor([2]), torch.tensor([1])).select(torch.tensor([0]))
+    far = moved.uniform(Stream.DRAFT, torch.tensor([11]))
+    assert float(far) == float(uniform53(*map(torch.tensor, (1, int(Stream.DRAFT), 0, 13, 1))))
+
+
 def test_the_target_stream_ignores_the_step_and_the_others_do_not() -> None:
     """So sample-and-match emits what target-only sampling emits, and a position drafted again gets fresh uniforms."""
     row = torch.tensor([11])

@@ -78,6 +78,10 @@ def emitted_law(p: torch.Tensor, q: torch.Tensor, *, drawn: Law = lambda q: q, r
     rest = replacement(p - q) if replacement else positive if float(positive.sum()) > 0 else p
     rest = rest / rest.sum() if float(rest.sum()) > 0 else p
     law = torch.zeros(vocab_size, dtype=torch.float64)
+    if shares == "accept and residual":
+        fine = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+        refused = (q * (ratio <= fine[:, None])).sum(-1)
+        return law.index_add(0, inverse_cdf(rest.expand(GRID, -1), fine), refused / GRID) + q * ratio
     grid = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
     drafts = inverse_cdf(drawn(q).expand(GRID, -1), grid)
     accept = (grid < ratio[drafts]).double() if shares == "accept" else ratio[drafts]
@@ -96,6 +100,7 @@ ALGORITHMS: dict[str, dict[str, object]] = {
     "greedy draft, softmax reported": {"drawn": lambda q: torch.nn.functional.one_hot(q.argmax(), len(q)).double()},
     "draft noise reused in acceptance": {"shares": "accept"},
     "draft noise reused in the residual": {"shares": "residual"},
+    "acceptance noise reused in the residual": {"shares": "accept and residual"},
 }
 
 

@@ -95,6 +95,7 @@ def test_every_column_is_the_literal_computation(params: SamplingParams) -> None
                 "entropy": -sum(value * math.log(value) for value in p if value),
                 "gap": top - raw[token],
                 "margin": top - second,
+                "first_choice": float(raw.index(top) == token),
                 "pit_id": literal_pit(p, [0.0] * VOCAB_SIZE, token, jitter),
                 "pit_prob": literal_pit(p, p, token, jitter),
                 "pit_ratio": literal_pit(p, ratio, token, jitter),

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from specverify.checks.evidence import STAGES, e_process
@@ -16,7 +17,7 @@ from specverify.faults import find_fault
 from specverify.models.table import random_table
 from specverify.records import DecodeRequest, DecodeStep, DecodeTrace, FinishReason, SamplingParams
 from specverify.scoring import ScoredTraces, score
-from specverify.stages import Role, drafts_and_roles
+from specverify.stages import STAGE_FAULTS, Role, drafts_and_roles, stage_ratios
 
 VOCAB_SIZE = 6
 TARGET = random_table(VOCAB_SIZE, 6, seed=0)
@@ -108,3 +109,73 @@ def test_a_replacement_drawn_with_used_noise_shows_in_the_order_of_ids():
 def test_a_healthy_decoder_leaves_no_evidence():
     """The same bets, no fault."""
     assert e_process(scored()).log10_e < 2
+
+
+def rows(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Laws of six ids at eight contexts."""
+    generator = torch.Generator().manual_seed(9)
+    p, q = torch.rand(2, 8, VOCAB_SIZE, generator=generator, dtype=torch.float64) ** 2
+    if kind == "zeros":
+        p[:, 1], q[:, 2] = 0, 0
+    if kind == "equal":
+        q = p.clone()
+    if kind == "disjoint":
+        p[:, :3], q[:, 3:] = 0, 0
+    if kind == "one-hot":
+        p, q = p**30, q**30
+    return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+
+
+def ratios_of(p: torch.Tensor, q: torch.Tensor, token: int, drafted: int, role: Role) -> dict[str, torch.Tensor]:
+    """The bets where every context draws the same."""
+    columns = {"token": token, "drafted": drafted, "role": role}
+    where = {name: torch.full((len(p),), value) for name, value in columns.items()}
+    return stage_ratios(p, q, {**where, "entropy": torch.special.entr(p).sum(-1)})
+
+
+@pytest.mark.parametrize("kind", ["random", "zeros", "equal", "disjoint", "one-hot"])
+def test_every_bet_on_a_draw_is_fair(kind: str):
+    """Averaged over the draw that it bets on, given everything before it, no bet pays more than was put in."""
+    p, q = rows(kind)
+    ids = range(VOCAB_SIZE)
+    accept = torch.where(q > 0, p / q, 0).clamp(max=1)
+    mass = (p - q).clamp(min=0)
+    law = torch.where(mass.sum(-1, keepdim=True) > 0, mass / mass.sum(-1, keepdim=True).clamp(min=1e-300), p)
+    met = {name: torch.zeros(len(p), dtype=torch.float64) for name in STAGE_FAULTS}
+    for draft in ids:
+        taken, refused = (ratios_of(p, q, draft, draft, role) for role in (Role.ACCEPTED, Role.UNKNOWN))
+        for name in STAGE_FAULTS[:3]:
+            met[name] += q[:, draft] * taken[name]
+        for name in STAGE_FAULTS[3:7]:
+            paid = accept[:, draft] * taken[name] + (1 - accept[:, draft]) * refused[name]
+            assert not bool((paid[q[:, draft] > 0] > 1 + 1e-5).any()), name
+        possible = (q[:, draft] > 0) & (accept[:, draft] < 1)
+        for name in STAGE_FAULTS[7:12]:
+            paid = sum(law[:, token] * ratios_of(p, q, token, draft, Role.REPLACEMENT)[name] for token in ids)
+            assert not bool((paid[possible] > 1 + 1e-9).any()), name
+        met[STAGE_FAULTS[12]] += p[:, draft] * ratios_of(p, q, draft, -1, Role.BONUS)[STAGE_FAULTS[12]]
+    for name in (*STAGE_FAULTS[:3], STAGE_FAULTS[12]):
+        assert float(met[name].max()) <= 1 + 1e-9, name
+
+
+def test_what_a_draw_does_not_concern_is_no_bet():
+    """Tokens whose step shows no drafts."""
+    p, q = rows("random")
+    for name, ratio in ratios_of(p, q, 0, -1, Role.UNKNOWN).items():
+        assert bool((ratio == 1).all()), name
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("residual-from-target", "replacement of a rejected draft drawn from the target"),
+        ("residual-not-clamped", "replacement of a rejected draft drawn from |p - q|"),
+        ("accept-noise-in-residual", "replacement of a rejected draft drawn with the noise that rejected it"),
+        ("draft-noise-in-residual", "replacement of a rejected draft drawn with the noise that drew it"),
+        ("draft-noise-in-accept", "drafts accepted with the noise that drew them"),
+        ("draft-temperature", "drafts drawn from a sharper law than the reported one"),
+    ],
+)
+def test_the_fault_of_a_draw_is_named(fault: str, named: str):
+    """Of all that is bet on, it has won most."""
+    assert e_process(scored(fault)).likeliest == named

@@ -132,10 +132,10 @@ def test_passes_are_timed_by_the_number_of_tokens():
 def test_nothing_is_collected_while_the_clock_runs():
     """A collection falls in one arm or the other by chance; afterwards it is on again, even after an error."""
     running = []
-    module._seconds(torch.device("cpu"), lambda: running.append(gc.isenabled()), Clock())
+    module.seconds(torch.device("cpu"), lambda: running.append(gc.isenabled()), Clock())
     assert running == [False]
     with pytest.raises(ZeroDivisionError):
-        module._seconds(torch.device("cpu"), lambda: 1 / 0, Clock())
+        module.seconds(torch.device("cpu"), lambda: 1 / 0, Clock())
     assert gc.isenabled()
 
 
@@ -284,4 +284,4 @@ def test_the_kv_cache_is_counted_by_the_configuration(config, size):
         config=SimpleNamespace(get_text_config=lambda decoder: text_config if decoder else None),
         model=SimpleNamespace(dtype=torch.float16),
     )
-    assert module._kv_bytes_per_token(loaded) == size
+    assert module.kv_bytes_per_token(loaded) == size

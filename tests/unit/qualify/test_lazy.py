@@ -147,6 +147,19 @@ def test_the_same_race_noise_for_two_draws_is_not_followed():
         law(twice)
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float64, 53), (torch.float32, 24), (torch.bfloat16, 8)])
+def test_the_precision_of_what_is_drawn_is_known(dtype, bits):
+    """Of exponentials as of uniforms: a function that races in float32 is held to float32."""
+    for draw in (lambda: torch.rand(3, dtype=dtype), lambda: torch.empty(3, dtype=dtype).exponential_()):
+
+        def program(path, draw=draw):
+            with Following(path):
+                draw()
+            return path.coarsest
+
+        assert [coarsest for coarsest, _ in every(program)] == [2**bits]
+
+
 def test_an_empty_row_raises_what_torch_raises():
     """The function breaks as it would."""
     with pytest.raises(RuntimeError, match="probability"):

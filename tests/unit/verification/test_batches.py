@@ -135,3 +135,18 @@ def test_a_sibling_that_cannot_be_is_refused(name):
     )
     assert said(first, 0)[0] == [0]
     assert said(second, 0) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, named in RULES.items() if named.lossless and name not in {"greedy", "match", "gumbel"}]
+)
+def test_bonus_and_residual_have_streams_of_their_own(name):
+    """The token after an accepted path is drawn from `BONUS`, the one after a rejection from `RESIDUAL`."""
+    even = torch.full((1, 3, 4), 0.25, dtype=torch.float64)
+    parents = torch.tensor([[-1, 0]]) if RULES[name].drafts in TREES else None
+    proposal = Proposal(torch.tensor([[1, 1]]), torch.tensor([2]), even[:, :2], parents)
+    script = {Stream.ACCEPT: 0.0, Stream.BONUS: LARGEST, Stream.RESIDUAL: 0.0}
+    assert said(RULES[name].rule(proposal, even, Scripted(script)), 0) == ([0, 1], 3)
+    impossible = torch.tensor([0.3, 0.0, 0.3, 0.4], dtype=torch.float64).expand(1, 3, -1)
+    script = {Stream.ACCEPT: 0.0, Stream.BONUS: 0.0, Stream.RESIDUAL: LARGEST}
+    assert said(RULES[name].rule(proposal, impossible, Scripted(script)), 0) == ([], 3)

@@ -140,3 +140,34 @@ def test_what_a_row_does_not_decide_is_refused():
         rows.chain_rejection(ours, target, Scripted(), SamplingParams(repetition_penalty=1.2))
     with pytest.raises(InternalError, match="float64"):
         rows.chain_rejection(ours, target.double(), Scripted())
+
+
+def held_over_many_cases():
+    """The fused rule against the exact one, some thousand decisions."""
+    for seed in range(60):
+        ours, target, theirs, target_probs = case(seed, vocab_size=50, batch=32, closeness=0.3)
+        seeds = torch.arange(len(target)) + seed
+        choices = Philox.start(seeds, seeds, window=target.shape[1])
+        wanted = exact.chain_rejection(theirs, target_probs, choices)
+        streams = torch.where(wanted.num_accepted_tokens < theirs.num_draft_tokens, Stream.RESIDUAL, Stream.BONUS)
+        ends = choices.uniform(streams[:, None], wanted.num_accepted_tokens[:, None])[:, 0]
+        found = rows.chain_rejection(ours, target, choices)
+        require_same(found, wanted, theirs, target_probs, lambda row, _place, ends=ends: ends[row])
+
+
+FAULTS = {
+    "replacement from the target": ("remove", lambda _self, _other: None),
+    "a target whose law is 1 % too large": (
+        "prob",
+        lambda self, token: float(self.weights[token]) / self.total * (1.01 if self._role == "target" else 1.0),
+    ),
+    "the likeliest id in place of a draw": ("drawn", lambda self, _uniform: int(self.weights.argmax())),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_would_show(fault, monkeypatch):
+    """The comparison with the float64 rule is no formality: each of these fails it."""
+    monkeypatch.setattr(rows._Row, *FAULTS[fault])
+    with pytest.raises(AssertionError):
+        held_over_many_cases()

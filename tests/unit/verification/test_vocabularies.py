@@ -66,6 +66,9 @@ def test_a_reduced_vocabulary_is_a_map_of_offsets():
 def test_ids_are_shared_by_their_strings():
     """Ids differ, order differs, padding rows of the draft have no string."""
     assert shared_ids({"a": 0, "b": 1, "c": 2}, {"c": 0, "a": 5, "d": 1}, 4).tolist() == [5, -1, 0, -1]
+    assert shared_ids({"a": 0, "c": 1}, {"c": 0, "a": 5}, 1).tolist() == [5], (
+        "an id without an output row is not drafted"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- round trip

@@ -1,0 +1,240 @@
+"""two-arms: speculation on and off, by texts of the same prompts, whatever the engine says of itself.
+
+Note [Two arms]: the other sampled checks hold an engine against a law that we compute, so a kernel that rounds otherwise than
+ours counts against it. Here it is held against itself: texts ON and texts OFF after the same prompts with different seeds may
+be swapped if speculation changes nothing (Note [Exchangeable arms] in `statistics.two_sample`), so the sign of any score's
+difference is a fair coin. One reference scores all texts, and need not be right: what it is wrong about, it is wrong about in
+both arms. Two controls say whether the answer is worth anything: OFF against OFF again must show nothing, or the engine or the
+harness is in doubt; and a deliberately lossy arm, ON at 0.7 of the temperature, must show, or this comparison is blind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specverify.checks.check import Check, Unscored, asked, reproduce, sampling
+from specverify.engines import Capability
+from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
+from specverify.scoring import ScoredTraces, score
+from specverify.stages import STAGE_FAULTS
+from specverify.statistics.budget import e_threshold
+from specverify.statistics.sequential import mix
+from specverify.statistics.two_sample import sign_bets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from specverify.checks.check import Round
+    from specverify.plan import Plan
+    from specverify.statistics.sequential import EProcess
+    from specverify.subject import Subject
+
+__all__ = ["compare_arms", "text_scores", "two_arms"]
+
+_ARMS = ("on", "off", "off-again")
+_LOSSY = "lossy"
+_COLDER = 0.7
+"""What the temperature of the lossy arm is multiplied by."""
+_BET_SHARE = 0.3
+"""A text's score for a fault is Σ log(1 + 0.3 (r/p - 1)): what a bet on the fault would have won with it."""
+_DOUBT = 3.0
+"""log10 of the e-value from which the OFF arms are called different."""
+_CONTROL = 3.0
+"""log10 of the e-value from which the lossy arm is called seen."""
+
+
+def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
+    """A few texts of every prompt in each arm, until the arms hold the plan's tokens."""
+    if Capability.SPECULATION_SWITCH not in subject.engine.capabilities:
+        return
+    params = sampling(subject, plan)
+    samples = max(1, -(-plan.two_arms_tokens // (plan.max_new_tokens * max(1, len(subject.prompts)))))
+    for arm in _ARMS:
+        yield asked(f"two-arms/{arm}", plan, subject.prompts, params, num_samples=samples, speculation=arm == "on")
+    colder = replace(params, temperature=_COLDER * params.temperature)
+    yield Unscored(asked(f"two-arms/{_LOSSY}", plan, subject.prompts, colder, num_samples=samples))
+
+
+def text_scores(scored: ScoredTraces) -> dict[str, NDArray[np.float64]]:
+    """What each text scores in every way, one number a text; each is a sum over its tokens.
+
+    Of the text alone: how it was drafted is known in one arm and not in the other.
+    """
+    owner = scored["trace"].astype(np.int64)
+
+    def summed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(owner, weights=values, minlength=len(scored.traces)).astype(np.float64)
+
+    with np.errstate(divide="ignore"):
+        surprisal = -np.log(np.maximum(scored["prob"], 1e-30)) - scored["entropy"]
+    scores = {
+        "tokens in a text": summed(np.ones(len(scored))),
+        "surprise": summed(surprisal),
+        "place in the order of probability": summed(scored["pit_prob"] - 0.5),
+        "place in the order of ids": summed(scored["pit_id"] - 0.5),
+    }
+    if len(scored["preferred"]):
+        scores["tokens that the draft prefers"] = summed(scored["preferred"] - scored["preferred_prob"])
+        scores["place in the order of draft/target"] = summed(scored["pit_ratio"] - 0.5)
+    for name in (each for each in scored.fault_ratios if each not in STAGE_FAULTS):
+        ratio = scored.fault_ratios[name]
+        bounded = np.minimum(np.nan_to_num(ratio, nan=1e6, posinf=1e6), 1e6)
+        scores[name] = summed(np.log1p(_BET_SHARE * (bounded - 1)))
+    return scores
+
+
+def compare_arms(first: ScoredTraces, second: ScoredTraces) -> EProcess:
+    """Evidence that texts of two arms don't follow one law: bets on the signs of every score's differences, mixed.
+
+    Texts are paired by prompt and sample; a pair of which one text is missing says nothing.
+    """
+    places = {(trace.request.prompt_id, trace.sample): at for at, trace in enumerate(second.traces)}
+    pairs = [
+        (at, places[trace.request.prompt_id, trace.sample])
+        for at, trace in enumerate(first.traces)
+        if (trace.request.prompt_id, trace.sample) in places
+    ]
+    ours, theirs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    left, right = text_scores(first), text_scores(second)
+    return mix({name: sign_bets(left[name][ours] - right[name][theirs]) for name in left if name in right})
+
+
+def _arm(scored: ScoredTraces, arm: str) -> ScoredTraces:
+    """The texts of one arm, numbered anew."""
+    of_arm = [index for index, trace in enumerate(scored.traces) if trace.request.id.startswith(f"two-arms/{arm}/")]
+    numbers = np.full(len(scored.traces) + 1, -1)
+    numbers[of_arm] = np.arange(len(of_arm))
+    there = scored.where(numbers[scored["trace"].astype(np.int64)] >= 0)
+    columns = {**there.columns, "trace": numbers[there["trace"].astype(np.int64)].astype(np.float64)}
+    return ScoredTraces(tuple(scored.traces[index] for index in of_arm), columns, there.fault_ratios)
+
+
+def _lossy_arm(subject: Subject, plan: Plan, scored: ScoredTraces) -> ScoredTraces:
+    """Its texts, scored as if they had been asked for like the others."""
+    params = sampling(subject, plan)
+    traces = [
+        replace(trace, request=replace(trace.request, params=params))
+        for trace in scored.traces
+        if trace.request.id.startswith(f"two-arms/{_LOSSY}/")
+    ]
+    return score(traces, target=subject.target, draft=subject.draft, workers=subject.workers)
+
+
+def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
+    result = CheckResult(
+        id="two-arms",
+        claim=two_arms.claim,
+        verdict=Verdict.NOT_RUN,
+        summary=f"{subject.engine.name} can't be asked to decode without speculation, so there is no second arm",
+        reproduce=reproduce(subject, plan, "two-arms"),
+    )
+    if Capability.SPECULATION_SWITCH not in subject.engine.capabilities:
+        return result
+    on, off, again = (_arm(scored, arm) for arm in _ARMS)
+    if not min(len(on), len(off), len(again)):
+        return replace(result, verdict=Verdict.INCONCLUSIVE, summary="an arm answered without a token")
+    compared = compare_arms(on, off)
+    control = compare_arms(off, again)
+    lossy = compare_arms(_lossy_arm(subject, plan, scored), off)
+    verdict, summary = _verdict(on, compared, control, lossy)
+    return replace(
+        result,
+        verdict=verdict,
+        summary=summary,
+        findings=_controls(control, lossy),
+        tests=(
+            StatisticalTest(
+                name=f"ON against OFF, bets on the signs of score differences{_suspected(compared)}",
+                statistic=compared.log10_e,
+                log10_e=compared.log10_e,
+                allowed=math.nan,
+                failed=False,
+                num_samples=len(compared.path),
+                effect_unit="pairs of texts",
+            ),
+        )
+        if verdict is Verdict.PASS or control.log10_max < _DOUBT
+        else (),
+        measurements={
+            "num_pairs": len(compared.path),
+            "log10_e_on_against_off": compared.log10_e,
+            "log10_e_off_against_off": control.log10_max,
+            "log10_e_lossy_against_off": lossy.log10_max,
+            "mean_tokens_on": len(on) / len(on.traces),
+            "mean_tokens_off": len(off) / len(off.traces),
+        },
+        num_samples=len(compared.path),
+        sample_unit="pairs of texts",
+        advice=_ADVICE if verdict is not Verdict.PASS else "",
+        plots=(_plot(compared, control, lossy, plan),),
+    )
+
+
+def _verdict(on: ScoredTraces, compared: EProcess, control: EProcess, lossy: EProcess) -> tuple[Verdict, str]:
+    """The controls first: without them the comparison says nothing."""
+    if control.log10_max >= _DOUBT:
+        said = f"target-only texts differ from target-only texts, 10^{control.log10_max:.1f} to 1 ({control.likeliest})"
+        return Verdict.INCONCLUSIVE, f"{said}: the engine, or its seeds, or the harness is in doubt"
+    steps = [step for trace in on.traces for step in trace.steps]
+    if steps and not any(step.num_draft_tokens for step in steps):
+        return Verdict.INCONCLUSIVE, "nothing was drafted in the ON arm, so nothing was compared"
+    if lossy.log10_max < _CONTROL:
+        said = f"{len(compared.path)} pairs of texts are too few: an arm at {_COLDER} of the temperature was not seen"
+        return Verdict.INCONCLUSIVE, f"{said} (10^{lossy.log10_max:.1f}); raise two_arms_tokens in the plan"
+    return Verdict.PASS, (
+        f"{len(compared.path)} pairs of texts: ON against OFF 10^{compared.log10_e:.1f} to 1, OFF against OFF "
+        f"10^{control.log10_max:.1f}; an arm at {_COLDER} of the temperature shows at 10^{lossy.log10_max:.1f}"
+    )
+
+
+def _suspected(compared: EProcess) -> str:
+    return f", by {compared.likeliest}" if compared.log10_e >= _DOUBT else ""
+
+
+def _controls(control: EProcess, lossy: EProcess) -> tuple[Finding, ...]:
+    return (
+        Finding(text=f"OFF against OFF again: 10^{control.log10_max:.1f} to 1 at most", severity=Verdict.PASS),
+        Finding(
+            text=f"a deliberately lossy arm against OFF: 10^{lossy.log10_max:.1f} to 1, by {lossy.likeliest}",
+            severity=Verdict.PASS,
+        ),
+    )
+
+
+def _plot(compared: EProcess, control: EProcess, lossy: EProcess, plan: Plan) -> Plot:
+    limit = e_threshold(plan.false_fail_rate / 2, 1)
+    pairs = tuple(range(1, len(compared.path) + 1))
+    return Plot(
+        id="two-arms/e_process",
+        title="Evidence that two arms differ",
+        x_label="pairs of texts",
+        y_label="log10 of the e-value",
+        kind=PlotKind.LINE,
+        series=(
+            Series(label="ON against OFF", x=pairs, y=tuple(compared.path.tolist())),
+            Series(label="OFF against OFF again", x=pairs[: len(control.path)], y=tuple(control.path.tolist())),
+            Series(label="a lossy arm against OFF", x=pairs[: len(lossy.path)], y=tuple(lossy.path.tolist())),
+            Series(label="fails from here", x=(0.0, float(len(pairs))), y=(limit, limit), dashed=True),
+        ),
+        caption="The lossy arm must rise, the two OFF arms must not; ON against OFF is the question.",
+    )
+
+
+_ADVICE = (
+    "where the texts ON differ from those OFF, the score by which they do says where to look; where the OFF arms differ, find out "
+    "whether seeds are honoured and requests are independent before anything else"
+)
+
+two_arms = Check(
+    id="two-arms",
+    claim="texts with and without speculation follow one law, by the engine's own OFF arm",
+    rounds=_rounds,
+    conclude=_conclude,
+)
+"""Sign bets on score differences, with an A/A control and a lossy one; no arm's law need be known exactly."""

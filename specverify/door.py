@@ -1,0 +1,105 @@
+"""The Python door: a pair's certificate in one call, as `specverify certify` makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specverify.certify import certify, chosen
+from specverify.cli.invocation import Invocation, require_known
+from specverify.cli.setup import make_subject, require_names
+from specverify.codec import check_plan, nearest
+from specverify.errors import PlanError, PromptError
+from specverify.plan import BUDGETS, Plan
+from specverify.records import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from specverify.engines import Engine
+    from specverify.records import Certificate
+    from specverify.subject import Subject
+    from specverify.watch import Watch
+
+__all__ = ["certify_pair", "plan_of", "subject_of"]
+
+
+def certify_pair(
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    *,
+    prompts: str | Path | Iterable[str | Prompt] | None = None,
+    engine: Engine | None = None,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+    pair: str | None = None,
+    drafter: str = "model",
+    rule: str = "chain",
+    branching: str | None = None,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+    **plan: Any,  # noqa: ANN401 - fields of Plan, each checked against its own type and range
+) -> Certificate:
+    """Whether a pair may go out: folders or hub names, and any field of `Plan` by its name (`budget`, `seed`, `only`, ...).
+
+    Without a pair, the embedded one. `prompts` is a JSONL file, or texts. An `engine` of your own is held against the
+    target in place of the reference decoder. With `out`, certificate and reports are written to that folder.
+
+    Raises `UsageError` (one sentence) for what can't be certified; a pair that fails is a certificate that says so.
+
+        certificate = certify_pair("models/target", "models/draft", prompts=["Once upon"], budget="quick")
+        assert certificate.verdict is Verdict.PASS, certificate.headline
+    """
+    asked = plan_of(**plan)
+    chosen(asked)
+    invocation = Invocation(
+        target=None if target is None else str(target), draft=None if draft is None else str(draft), pair=pair,
+        drafter=drafter, rule=rule, branching=branching, device_map=device_map, trust_remote_code=trust_remote_code,
+        prompts=Path(prompts) if isinstance(prompts, (str, Path)) else None,
+    )  # fmt: skip
+    texts = None if prompts is None or isinstance(prompts, (str, Path)) else _prompts(prompts)
+    subject = subject_of(invocation, asked, prompts=texts, engine=engine)
+    certificate = certify(subject, asked, watch=watch, trust_remote_code=trust_remote_code)
+    if out is not None:
+        from specverify.cli.output import last_of, render, reserved, write_all  # noqa: PLC0415 - draws plots: slow to import
+
+        with reserved(Path(out)):
+            write_all(Path(out), render(certificate, last_of(Path(out))))
+    return certificate
+
+
+def plan_of(**fields: Any) -> Plan:  # noqa: ANN401 - as above
+    """A plan from its budget and the fields that are set; raises `PlanError` with the nearest name or the range."""
+    known = [each.name for each in dataclasses.fields(Plan)]
+    for name in fields:
+        if name not in known:
+            msg = f"the plan has no field {name!r}; {nearest(name, known)}"
+            raise PlanError(msg)
+    budget = require_known("budget", fields.get("budget", "standard"), BUDGETS)
+    if isinstance(only := fields.get("only", ()), str):
+        fields["only"] = (only,)
+    fields = {**BUDGETS[budget], **fields, "only": tuple(fields.get("only", ()))}
+    return check_plan(Plan(**fields))
+
+
+def subject_of(
+    invocation: Invocation, plan: Plan, *, prompts: tuple[Prompt, ...] | None = None, engine: Engine | None = None
+) -> Subject:
+    """Models loaded, prompts encoded, and what is under test: the reference decoder, or an engine of somebody else's."""
+    require_names(invocation, plan)
+    subject = make_subject(invocation, invocation.sources(), plan, prompts=prompts)
+    if engine is None:
+        return subject
+    return dataclasses.replace(subject, engine=engine, decoder=None, rule="", drafts_follow_law=False)
+
+
+def _prompts(given: Iterable[str | Prompt]) -> tuple[Prompt, ...]:
+    prompts = tuple(
+        each if isinstance(each, Prompt) else Prompt(id=f"prompt-{number:04}", domain="default", text=each)
+        for number, each in enumerate(given, start=1)
+    )
+    if not prompts:
+        msg = "there is no prompt; give some texts, or leave prompts out for the embedded ones"
+        raise PromptError(msg)
+    return prompts

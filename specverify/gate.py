@@ -1,0 +1,254 @@
+"""The gate: may these files be served on the strength of this certificate? Loads no model and imports no torch.
+
+Note [What a gate can know]: the verdict is computed again from the evidence that the certificate records, so a changed
+verdict, p-value, allowance, plan or list of checks contradicts the rest. Whoever forges all of it together, digests
+included, makes a certificate that agrees with itself: that is what a signature is for (docs/gate.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from specverify.errors import SpecverifyError
+from specverify.judge import NEEDED, headline, judge
+from specverify.plan import CHECK_IDS, settings_digest
+from specverify.records import Verdict, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from specverify.policy import Policy
+    from specverify.records import Certificate, CheckResult, ModelFingerprint
+
+__all__ = ["Reason", "Refusal", "differing_files", "disagreements", "unmet"]
+
+_MUST_BE_ZERO = {
+    "compatibility": "num_emittable_differing_ids",
+    "boundary": "num_mismatches",
+    "greedy": "num_wrong_tokens",
+    "stopping": "num_wrong_endings",
+}
+"""A measurement of a check that can't have passed while it is not 0."""
+
+
+class Reason(StrEnum):
+    """Why a pair is held back."""
+
+    TAMPERED = "tampered"
+    """The certificate contradicts itself."""
+    FILES = "files"
+    """What is about to be served is not what was certified."""
+    VERDICT = "verdict"
+    """The certificate does not let the pair out."""
+    POLICY = "policy"
+    """It does, but not to this policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One reason, in one sentence."""
+
+    reason: Reason
+    text: str
+
+
+# ---------------------------------------------------------------------------------------------- the evidence again
+
+
+def disagreements(certificate: Certificate) -> Iterator[str]:
+    """Where a certificate's evidence, judged again, doesn't give what the certificate says."""
+    plan, results = certificate.plan, certificate.checks
+    if settings_digest(plan) != certificate.plan_sha256:
+        yield "the plan is not the one that plan_sha256 was taken of"
+    if plan.get("seed") != certificate.seed:
+        yield f"the seed is {certificate.seed}, the plan's {plan.get('seed')}"
+    yield from _wrong_list(certificate)
+    rate = plan.get("false_fail_rate")
+    if not isinstance(rate, float) or not 0 < rate < 1:
+        yield "the plan has no false_fail_rate to judge by"
+        return
+    try:
+        judged, budget = judge(results, rate)
+    except (SpecverifyError, ValueError) as error:
+        yield f"the tests can't be judged again: {error}"
+        return
+    if budget != certificate.error_budget:
+        yield "the error budget is not the one of these tests"
+    for result, again in zip(results, judged, strict=True):
+        yield from _judged_otherwise(result, again)
+        yield from _impossible_pass(result, certificate)
+    verdict = worst(result.verdict for result in judged)
+    if verdict is not certificate.verdict:
+        yield f"the verdict is {certificate.verdict}, but the checks give {verdict}"
+    if headline(judged, fault=certificate.fault, whole=not plan.get("only")) != certificate.headline:
+        yield "the headline is not the one of these checks"
+
+
+def _wrong_list(certificate: Certificate) -> Iterator[str]:
+    only = certificate.plan.get("only") or ()
+    asked = [name for name in CHECK_IDS if not only or name in tuple(only)]  # type: ignore[arg-type]  # a list of names
+    listed = [result.id for result in certificate.checks]
+    for name in asked:
+        if name not in listed:
+            yield f"the check {name} is missing"
+    for name in listed:
+        if name not in asked or listed.count(name) > 1:
+            yield f"the check {name} was not asked for, or is there twice"
+
+
+def _judged_otherwise(result: CheckResult, again: CheckResult) -> Iterator[str]:
+    for test, held in zip(result.tests, again.tests, strict=True):
+        same = math.isclose(test.allowed, held.allowed, rel_tol=1e-9) or test.allowed is held.allowed
+        if not same or test.failed != held.failed:
+            said = "failed" if held.failed else "holds"
+            yield f"{result.id}: the test '{test.name}' {said} when it is judged again, against other allowances"
+    if result.verdict is not again.verdict:
+        yield f"{result.id} is {result.verdict}, but its tests give {again.verdict}"
+
+
+def _impossible_pass(result: CheckResult, certificate: Certificate) -> Iterator[str]:
+    """What no run of the check can have ended in PASS with."""
+    if result.verdict is not Verdict.PASS:
+        return
+    broken = [found for found in result.findings if found.severity is Verdict.FAIL]
+    if broken:
+        yield f"{result.id} is PASS, but records a finding that breaks it: {broken[0].text}"
+    name = _MUST_BE_ZERO.get(result.id, "")
+    if result.measurements.get(name, 0) != 0:
+        yield f"{result.id} is PASS with {name} = {result.measurements[name]}"
+    wanted = certificate.plan.get("largest_undetected_shift")
+    seen = result.smallest_detectable
+    if result.id == "lossless" and isinstance(wanted, float) and (seen is None or not seen <= wanted):
+        yield f"lossless is PASS though it could not see a shift of {wanted:g}, as its plan wants"
+
+
+# ---------------------------------------------------------------------------------------------- the files
+
+
+def differing_files(role: str, certified: ModelFingerprint | None, found: Mapping[str, str]) -> Iterator[str]:
+    """Every file that was changed, added or taken away since; `found` are the digests of what is about to be served."""
+    if certified is None:
+        yield f"a {role} is about to be served, but none was certified"
+        return
+    if not certified.files:
+        yield f"the {role} was certified in memory ({certified.name}), so no file can be held against it; certify the folder"
+        return
+    for name in sorted({*certified.files, *found}):
+        if name not in found:
+            yield f"{role}: {name} is missing"
+        elif name not in certified.files:
+            yield f"{role}: {name} was added"
+        elif found[name] != certified.files[name]:
+            yield f"{role}: {name} was changed ({certified.files[name][:12]} was certified, this is {found[name][:12]})"
+
+
+# ---------------------------------------------------------------------------------------------- the policy
+
+
+def unmet(certificate: Certificate, policy: Policy, *, now: datetime | None = None) -> Iterator[Refusal]:
+    """What the verdict, or the policy, holds against letting the pair out."""
+    by_id = {result.id: result for result in certificate.checks}
+    if certificate.fault:
+        yield _verdict(f"a fault was planted ({certificate.fault}), so the certificate is a demonstration")
+    if certificate.plan.get("only"):
+        yield _verdict("not all checks were run (--only); only a run of all can let a pair out")
+    for result in certificate.checks:
+        tolerated = result.verdict is Verdict.INCONCLUSIVE and result.id in policy.tolerated_inconclusive
+        if result.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE) and not tolerated:
+            yield _verdict(f"{result.id} is {result.verdict}: {result.summary}")
+    for name in dict.fromkeys((*NEEDED, *policy.required_checks)):
+        if name not in by_id or by_id[name].verdict is Verdict.NOT_RUN:
+            yield _policy(f"{name} is required and did not run")
+    yield from map(_policy, _about_the_run(certificate, policy, now or datetime.now(UTC)))
+    yield from map(_policy, _about_the_evidence(certificate, policy, by_id))
+
+
+def _about_the_run(certificate: Certificate, policy: Policy, now: datetime) -> Iterator[str]:
+    environment = certificate.environment
+    yield from _about_the_age(certificate.created, policy.maximum_age_days, now)
+    for name, wanted in policy.versions.items():
+        if not _fits(found := str(getattr(environment, name)), wanted):
+            yield f"it was made with {name} {found}, {wanted} is wanted"
+    if policy.devices and not environment.device.startswith(policy.devices):
+        yield f"it was made on {environment.device}, allowed: {', '.join(policy.devices)}"
+    if policy.dtypes and environment.dtype not in policy.dtypes:
+        yield f"it was made in {environment.dtype}, allowed: {', '.join(policy.dtypes)}"
+    if policy.engines and certificate.engine not in policy.engines:
+        yield f"the engine under test was {certificate.engine}, allowed: {', '.join(policy.engines)}"
+    if certificate.trust_remote_code and not policy.allow_remote_code:
+        yield "code that a model brought along was run (allow_remote_code)"
+    if certificate.num_prompts < policy.minimum_prompts:
+        yield f"it was made from {certificate.num_prompts} prompts, {policy.minimum_prompts} are wanted"
+    rate = certificate.error_budget.false_fail_rate
+    if policy.maximum_false_fail_rate is not None and rate > policy.maximum_false_fail_rate:
+        yield f"its error budget is {rate:g}, {policy.maximum_false_fail_rate:g} is allowed"
+
+
+def _about_the_age(created: str, allowed: float | None, now: datetime) -> Iterator[str]:
+    try:
+        age_days = (now - datetime.fromisoformat(created)).total_seconds() / 86_400
+    except (ValueError, TypeError):
+        age_days = math.nan
+    if allowed is not None and not age_days <= allowed:
+        yield f"it was made {age_days:.1f} days ago, {allowed:g} are allowed"
+    if not age_days > -1:  # a clock may be an hour off, not a day
+        yield f"it claims to have been made at {created}, which is no time before now"
+
+
+def _about_the_evidence(certificate: Certificate, policy: Policy, by_id: Mapping[str, CheckResult]) -> Iterator[str]:
+    del certificate
+    for name, wanted in policy.minimum_samples.items():
+        result = by_id.get(name)
+        if result is None or result.num_samples < wanted:
+            yield f"{name} saw {result.num_samples if result else 0:,} samples, {wanted:,} are wanted"
+    lossless = by_id.get("lossless")
+    shift = policy.largest_undetected_shift
+    if shift is not None and not (
+        lossless and lossless.smallest_detectable is not None and lossless.smallest_detectable <= shift
+    ):
+        seen = (
+            f"{lossless.smallest_detectable:.2g}"
+            if lossless and lossless.smallest_detectable is not None
+            else "nothing"
+        )
+        yield f"the smallest shift that lossless sees is {seen}, {shift:g} is wanted"
+    for check_id, key, wanted_at_least in (
+        ("acceptance", "expected_acceptance_low", policy.minimum_acceptance),
+        ("cost", "measured_speedup_low", policy.minimum_speedup),
+        *(
+            ("acceptance", f"expected_acceptance_{name}", each.minimum_acceptance)
+            for name, each in policy.domains.items()
+        ),
+    ):
+        if wanted_at_least and not (found := _figure(by_id, check_id, key)) >= wanted_at_least:
+            yield f"{key} is {'not known' if math.isnan(found) else f'{found:.3g}'}, {wanted_at_least:g} is wanted"
+    flips = _figure(by_id, "greedy", "num_tolerated_flips")
+    if policy.maximum_tolerated_flips is not None and not flips <= policy.maximum_tolerated_flips:
+        yield f"{flips:g} near ties went the other way at temperature 0, {policy.maximum_tolerated_flips} are allowed"
+
+
+def _figure(by_id: Mapping[str, CheckResult], check_id: str, key: str) -> float:
+    value = by_id[check_id].measurements.get(key) if check_id in by_id else None
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _fits(found: str, wanted: str) -> bool:
+    try:
+        return SpecifierSet(wanted).contains(Version(found), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def _verdict(text: str) -> Refusal:
+    return Refusal(reason=Reason.VERDICT, text=text)
+
+
+def _policy(text: str) -> Refusal:
+    return Refusal(reason=Reason.POLICY, text=text)

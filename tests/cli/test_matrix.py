@@ -1,0 +1,65 @@
+"""`specverify certify --matrix` on the embedded pair."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from specverify.pairs import embedded
+from specverify.records import Verdict
+from specverify.statement import read_certificate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import FakeChecks, Run
+
+PAIR = embedded()
+
+
+def written(folder: Path) -> Path:
+    """One target, two drafts, two numbers of tokens."""
+    file = folder / "pairs.toml"
+    drafts = json.dumps([str(PAIR.draft), str(embedded("embedded-poor").draft)])
+    file.write_text(
+        f"targets = ['{PAIR.target}']\ndrafts = {drafts}\nnum_speculative_tokens = [2, 3]\n[plan]\nmax_prompts = 4\n"
+    )
+    return file
+
+
+def test_every_cell_has_its_certificate_and_the_matrix_its_table(
+    run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path
+) -> None:
+    """Exit code of the worst cell; a cell's own command makes its certificate again."""
+    fakes(one=Verdict.PASS, two=Verdict.INCONCLUSIVE)
+    outcome = run("certify", "--matrix", written(tmp_path), "--seed", "5")
+    assert outcome.code == 3, outcome.err
+    folder = tmp_path / "specverify-out" / "pairs"
+    found = [read_certificate(each) for each in sorted(folder.glob("*/certificate.json"))]
+    assert [certificate.plan["num_speculative_tokens"] for certificate in found] == [2, 3, 2, 3]
+    assert len({certificate.draft.weights_sha256 for certificate in found if certificate.draft}) == 2
+    assert {certificate.seed for certificate in found} == {5}
+    assert found[0].command.endswith("/plan.toml")
+    assert "4 cells: 4 INCONCLUSIVE; 0 named" in outcome.out
+    assert (folder / "matrix.md").read_text().startswith("## 4 cells")
+    assert not list(folder.glob("*/checkpoint.json"))
+    assert len(run("certify", "--matrix", "pairs.toml", "--json").json["cells"]) == 4
+
+
+def test_an_interrupted_matrix_resumes(run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path) -> None:
+    """What was finished is not asked again."""
+    file = written(tmp_path)
+    fakes(one=Verdict.PASS, two=Verdict.PASS, raises={"two": KeyboardInterrupt()})
+    assert run("certify", "--matrix", file).code == 130
+    again = fakes(one=Verdict.PASS, two=Verdict.PASS)
+    assert run("certify", "--matrix", file, "--quiet").code == 0
+    assert again.asked == ["two", *["one", "two"] * 3]
+
+
+def test_what_the_matrix_sets_is_not_set_again(run: Run, tmp_path: Path) -> None:
+    """Nor is it mixed with a pair."""
+    outcome = run("certify", "a", "b", "--matrix", written(tmp_path))
+    assert outcome.code == 2
+    assert "--matrix says what is certified" in outcome.err
+    assert run("certify", "--matrix", "nowhere.toml").code == 2

@@ -1,0 +1,88 @@
+"""The Python door: what the README says of it, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import specverify
+from specverify.door import certify_pair, plan_of
+from specverify.errors import PlanError, PromptError
+from specverify.pairs import embedded
+from specverify.records import FinishReason, Verdict
+
+ROOT = Path(__file__).parents[2]
+PAIR = embedded()
+
+
+def test_the_readmes_lines_run_as_they_stand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the pair in the named folders, and one check instead of all."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme[readme.index("## From Python") :]
+    lines = re.findall(r"^    (.*)$", section[: section.index("\n## ", 5)], re.MULTILINE)
+    assert len(lines) <= 5
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "target").symlink_to(PAIR.target)
+    (tmp_path / "models" / "draft").symlink_to(PAIR.draft)
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(lines).replace('budget="quick"', 'budget="quick", only="compatibility"')
+    exec(code, {})
+
+
+def test_importing_specverify_brings_no_torch() -> None:
+    """The name is there, what is behind it comes when it is called."""
+    code = "import sys, specverify; print('certify_pair' in specverify.__all__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["True", "False"]
+    with pytest.raises(AttributeError, match="no attribute 'certifi'"):
+        specverify.certifi  # noqa: B018 - asked for its error
+
+
+def test_certificate_files_and_an_engine_of_ones_own(tmp_path: Path) -> None:
+    """An engine that emits one id for ever is failed, and `out` holds what the command writes."""
+
+    class Stuck:
+        name, capabilities, parameters = "stuck", frozenset({"speculation_switch"}), frozenset()
+
+        def decode(self, requests):
+            from specverify.records import DecodeTrace
+
+            for request in requests:
+                ids = (5,) * request.params.max_new_tokens
+                yield DecodeTrace(request=request, sample=0, token_ids=ids, finish=FinishReason.LENGTH)
+
+    made = certify_pair(
+        prompts=["Once upon a time", "The sea"],
+        engine=Stuck(),
+        budget="quick",
+        only=["greedy"],
+        max_new_tokens=8,
+        out=tmp_path / "o",
+    )
+    assert made.verdict is Verdict.FAIL
+    assert (made.engine, made.num_prompts) == ("stuck", 2)
+    assert {path.name for path in (tmp_path / "o").iterdir()} == {
+        "certificate.json",
+        "report.html",
+        "junit.xml",
+        "summary.md",
+    }
+
+
+def test_mistakes_are_one_sentence() -> None:
+    """Before a model is loaded."""
+    for fields, said in (
+        ({"sead": 1}, "did you mean 'seed'"),
+        ({"only": "loseless"}, "lossless"),
+        ({"seed": -1}, "seed"),
+        ({"budget": "big"}, "budget"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            certify_pair(**fields)
+    with pytest.raises(PromptError, match="there is no prompt"):
+        certify_pair(prompts=[])
+    assert plan_of(budget="deep", lossless_tokens=5).lossless_tokens == 5

@@ -1,0 +1,62 @@
+"""What is a secret is not written, and what is none stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specverify.cli.output import render
+from specverify.codec import dump
+from specverify.records import Finding
+from specverify.redaction import redacted, without_secrets
+from tests.unit.certificates import certificate_of, result_of
+
+SECRET = "hunter2hunter2hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"https://me:{SECRET}@host:8000/v1/completions",
+        f"http://{SECRET}@host",
+        f"https://host/v1?api_key={SECRET}&n=1",
+        f"https://host/v1?n=1&X-Amz-Signature={SECRET}#a",
+        f"Authorization: Bearer {SECRET}",
+        f"{{'authorization': '{SECRET}'}}",
+        f"x-api-key: {SECRET}",
+        f"specverify certify --api-key {SECRET} --seed 3",
+        f"specverify certify --token={SECRET}",
+        f"hf_{SECRET} in a text",
+    ],
+)
+def test_secrets_go(text: str) -> None:
+    """The rest of the text stays, so that one sees what it was."""
+    assert SECRET not in redacted(text)
+    assert "***" in redacted(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12 tokens = 3 drafts; token=5 was emitted", "me@example.com", "https://host/v1?n=1", "specverify certify --num-speculative-tokens 5 --plan a.toml",
+        "the target's basic tokenizer", "models/hf_small", "p = 0.05, key takeaways", "cuda: NVIDIA H200",
+    ],
+)  # fmt: skip
+def test_nothing_else_goes(text: str) -> None:
+    """The words of reports are full of tokens and keys."""
+    assert redacted(text) == text
+
+
+def test_no_file_of_a_run_holds_a_secret() -> None:
+    """Whichever field it came in by: names, command, engine, findings, measurements."""
+    url = f"https://me:{SECRET}@host/v1"
+    result = result_of(
+        "lossless", findings=(Finding(text=f"{url} hung up", place=url),), summary=url, measurements={"url": url}
+    )
+    made = certificate_of(result, command=f"specverify certify {url}", engine=url)
+    made = replace(made, target=replace(made.target, name=url), plan={**made.plan, "device": url})
+    for name, text in render(made).items():
+        assert SECRET not in text, name
+    assert dump(without_secrets(certificate_of())) == dump(without_secrets(without_secrets(certificate_of())))
+    assert without_secrets(certificate_of(created="x")) == certificate_of(created="x")
