@@ -81,6 +81,14 @@ class Store(Protocol):
         """Keep a result."""
         ...
 
+    def recall(self, asked: Round) -> ScoredTraces | None:
+        """The answers to a round of the same run, if there are any."""
+        ...
+
+    def keep(self, asked: Round, scored: ScoredTraces) -> None:
+        """Keep the answers to a round."""
+        ...
+
 
 class Forgetful:
     """Keeps nothing."""
@@ -91,6 +99,14 @@ class Forgetful:
         return None
 
     def put(self, result: CheckResult) -> None:
+        """Nowhere."""
+
+    def recall(self, asked: Round) -> ScoredTraces | None:
+        """Nothing."""
+        del asked
+        return None
+
+    def keep(self, asked: Round, scored: ScoredTraces) -> None:
         """Nowhere."""
 
 
@@ -113,7 +129,7 @@ def certify(
     started = time.perf_counter()
     watch = Silent() if watch is None else watch
     store = Forgetful() if store is None else store
-    transcripts = Transcripts(subject)
+    transcripts = Transcripts(subject, store)
     results = []
     for check in chosen(plan):
         result = store.get(check.id)
@@ -161,29 +177,36 @@ def chosen(plan: Plan) -> tuple[Check, ...]:
 class Transcripts:
     """Rounds that were decoded and scored, so that two checks that ask the same share the answers."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, store: Store | None = None) -> None:
+        """With a `store`, what our own decoder answered is kept; another engine may count what it is asked."""
         self._subject = subject
+        self._store = store if store is not None and subject.decoder is not None else Forgetful()
         self._scored: dict[tuple[object, ...], ScoredTraces] = {}
 
     def answer(self, asked: Round) -> ScoredTraces:
         """Decode and score a round, or recall it."""
         key = (type(asked) is Unscored, *asked)
         if key not in self._scored:
-            subject = self._subject
-            traces = _answered(subject, asked)
-            _require_known_ids(traces, subject.target.vocab_size)
-            if isinstance(asked, Unscored):
-                self._scored[key] = ScoredTraces(tuple(traces))
-            else:
-                self._scored[key] = score(
-                    traces,
-                    target=subject.target,
-                    draft=subject.draft,
-                    stages=subject.rule == "chain" and subject.drafts_follow_law,
-                    workers=subject.workers,
-                    elsewhere=subject.elsewhere,
-                )
+            recalled = self._store.recall(asked)
+            self._scored[key] = self._computed(asked) if recalled is None else recalled
+            if recalled is None:
+                self._store.keep(asked, self._scored[key])
         return self._scored[key]
+
+    def _computed(self, asked: Round) -> ScoredTraces:
+        subject = self._subject
+        traces = _answered(subject, asked)
+        _require_known_ids(traces, subject.target.vocab_size)
+        if isinstance(asked, Unscored):
+            return ScoredTraces(tuple(traces))
+        return score(
+            traces,
+            target=subject.target,
+            draft=subject.draft,
+            stages=subject.rule == "chain" and subject.drafts_follow_law,
+            workers=subject.workers,
+            elsewhere=subject.elsewhere,
+        )
 
 
 def _answered(subject: Subject, asked: Round) -> list[DecodeTrace]:

@@ -164,7 +164,9 @@ def _certified(
         certificate = replace(certificate, command=invocation.whole_command())
         certificate = _named(certificate, sources) if invocation.target is None else certificate
         write_all(folder, render(certificate, last_of(folder)))
-        if not keep_checkpoint:
+        if keep_checkpoint:
+            store.finish()
+        else:
             store.remove()
         return certificate
 

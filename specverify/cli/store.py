@@ -1,4 +1,4 @@
-"""Finished checks on disk, so that an interrupted run goes on where it was."""
+"""Finished checks and answered rounds on disk, so that an interrupted run goes on where it was."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from specverify.certify import environment
+from specverify.cli.rounds import Rounds
 from specverify.codec import dump, load_as, write_text_atomically
 from specverify.errors import OutputError
 from specverify.plan import plan_digest
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from specverify.checks.check import Round
     from specverify.plan import Plan
     from specverify.records import ModelFingerprint
+    from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
 __all__ = ["CHECKPOINT", "Checkpoint", "FileStore", "run_key"]
@@ -62,6 +65,7 @@ class FileStore:
         self.path = folder / CHECKPOINT
         self._key = key
         self._results: dict[str, CheckResult] = {}
+        self._rounds = Rounds(folder, key, resume=resume)
         if resume and self.path.is_file():
             self._results = self._kept(say)
 
@@ -76,8 +80,21 @@ class FileStore:
             self.path, dump(without_secrets(Checkpoint(key=self._key, results=tuple(self._results.values()))))
         )
 
+    def recall(self, asked: Round) -> ScoredTraces | None:
+        """The answers to a round of the same run, if they were kept."""
+        return self._rounds.get(_digest(asked), asked)
+
+    def keep(self, asked: Round, scored: ScoredTraces) -> None:
+        """Keep the answers to a round; raises `OutputError` when they can't be written."""
+        self._rounds.put(_digest(asked), asked, scored)
+
+    def finish(self) -> None:
+        """All checks are kept, so their rounds need not be."""
+        self._rounds.remove()
+
     def remove(self) -> None:
         """The run is complete: nothing is left to resume."""
+        self.finish()
         self.path.unlink(missing_ok=True)
 
     def _kept(self, say: Callable[[str], None]) -> dict[str, CheckResult]:
@@ -92,3 +109,9 @@ class FileStore:
         names = ", ".join(result.id for result in checkpoint.results)
         say(f"resumed from {self.path}: {names} {'is' if len(checkpoint.results) == 1 else 'are'} not run again")
         return {result.id: result for result in checkpoint.results}
+
+
+def _digest(asked: Round) -> str:
+    """Of a round: its requests, and whether they are scored."""
+    plain = [type(asked).__name__ == "Unscored", *(asdict(request) for request in asked)]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:32]

@@ -40,7 +40,7 @@ def test_every_cell_has_its_certificate_and_the_matrix_its_table(
     assert [certificate.plan["num_speculative_tokens"] for certificate in found] == [2, 3, 2, 3]
     assert len({certificate.draft.weights_sha256 for certificate in found if certificate.draft}) == 2
     assert {certificate.seed for certificate in found} == {5}
-    assert found[0].command.endswith("/plan.toml")
+    assert "/plan.toml" in found[0].command
     assert "4 cells: 4 INCONCLUSIVE; 0 named" in outcome.out
     assert (folder / "matrix.md").read_text().startswith("## 4 cells")
     assert not list(folder.glob("*/checkpoint.json"))

@@ -55,10 +55,10 @@ def test_sigterm_then_ctrl_c_leave_a_state_to_resume_from(tmp_path: Path) -> Non
     assert code == 143, lines
     assert lines[-1] == "specverify: interrupted; run the same command again to resume"
     assert seconds < 15  # a batch of this check alone takes longer on a busy machine
-    assert {path.name for path in (tmp_path / "here").iterdir()} == {"checkpoint.json"}
+    assert {path.name for path in (tmp_path / "here").iterdir()} - {"rounds"} == {"checkpoint.json"}
     kept = json.loads((tmp_path / "here" / "checkpoint.json").read_text())
     assert [result["id"] for result in kept["results"]] == ["compatibility", "exactness"]
     code, lines, _ = ended(started(tmp_path), signal.SIGINT)
     assert code == 130, lines
     assert any("resumed from" in line and "compatibility, exactness are not run again" in line for line in lines)
-    assert {path.name for path in (tmp_path / "here").iterdir()} == {"checkpoint.json"}
+    assert {path.name for path in (tmp_path / "here").iterdir()} - {"rounds"} == {"checkpoint.json"}
