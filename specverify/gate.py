@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from specverify.errors import SpecverifyError
 from specverify.judge import NEEDED, headline, judge
-from specverify.plan import CHECK_IDS, settings_digest
+from specverify.plan import CHECK_IDS, ON_REQUEST_IDS, settings_digest
 from specverify.records import Verdict, worst
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ def disagreements(certificate: Certificate) -> Iterator[str]:
 
 
 def _wrong_list(certificate: Certificate) -> Iterator[str]:
-    only = certificate.plan.get("only") or ()
-    asked = [name for name in CHECK_IDS if not only or name in tuple(only)]  # type: ignore[arg-type]  # a list of names
+    only = certificate.plan.get("only")
+    usual = CHECK_IDS + (ON_REQUEST_IDS if certificate.plan.get("budget") == "deep" else ())
+    named = only if isinstance(only, tuple) and only else usual
+    asked = [name for name in CHECK_IDS + ON_REQUEST_IDS if name in named]
     listed = [result.id for result in certificate.checks]
     for name in asked:
         if name not in listed:

@@ -13,12 +13,14 @@ from specverify.records import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BUDGETS", "CHECK_IDS", "PARAMETER_GRID", "Plan", "plan_digest", "settings_digest"]
+__all__ = ["BUDGETS", "CHECK_IDS", "ON_REQUEST_IDS", "PARAMETER_GRID", "Plan", "plan_digest", "settings_digest"]
 
 CHECK_IDS = (
     "compatibility", "exactness", "boundary", "greedy", "stopping", "reproducibility", "parameters", "lossless", "acceptance", "cost",
 )  # fmt: skip
 """Of `certify.CHECKS`, in their order, where torch must not be imported to know them."""
+ON_REQUEST_IDS = ("two-arms",)
+"""Of `certify.ON_REQUEST`: run where they are named, or with `--budget deep`."""
 
 PARAMETER_GRID: tuple[tuple[str, SamplingParams], ...] = (
     ("temperature", SamplingParams(temperature=0.6)),

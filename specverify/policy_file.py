@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from specverify.codec import first_fault, nearest, read_table
 from specverify.errors import PolicyError
-from specverify.plan import CHECK_IDS
+from specverify.plan import CHECK_IDS, ON_REQUEST_IDS
 from specverify.policy import DomainPolicy, Policy
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["VERSIONED", "commented_policy", "policy_schema", "read_policy"]
 
 VERSIONED = ("specverify", "python", "torch", "transformers")
 """What `versions` may name."""
-_SHARES = ("minimum_acceptance",)
+_CHECKS = CHECK_IDS + ON_REQUEST_IDS
 _EXAMPLES: dict[str, str] = {
     "required_checks": '["compatibility", "greedy", "lossless"]',
     "tolerated_inconclusive": '["cost"]',
@@ -98,9 +98,9 @@ def _require_known(table: Mapping[str, object], kind: type, source: str, *, pref
 
 def _require_sensible(policy: Policy, source: str) -> None:
     """Names that are known, numbers that can be reached."""
-    _require_names(policy.required_checks, CHECK_IDS, source, "required_checks")
-    _require_names(policy.tolerated_inconclusive, CHECK_IDS, source, "tolerated_inconclusive")
-    _require_names(policy.minimum_samples, CHECK_IDS, source, "minimum_samples")
+    _require_names(policy.required_checks, _CHECKS, source, "required_checks")
+    _require_names(policy.tolerated_inconclusive, _CHECKS, source, "tolerated_inconclusive")
+    _require_names(policy.minimum_samples, _CHECKS, source, "minimum_samples")
     _require_names(policy.versions, VERSIONED, source, "versions")
     if both := set(policy.required_checks) & set(policy.tolerated_inconclusive):
         msg = f"{source} requires {min(both)} and tolerates that it is inconclusive; drop one"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from specverify.certify import CHECKS
+from specverify.certify import CHECKS, ON_REQUEST
 from specverify.gate import Reason, differing_files, disagreements, unmet
-from specverify.plan import CHECK_IDS, Plan
+from specverify.plan import CHECK_IDS, ON_REQUEST_IDS, Plan
 from specverify.policy import DomainPolicy, Policy
 from specverify.records import Certificate, Finding, Verdict
 from tests.unit.certificates import certificate_of, result_of
@@ -38,6 +38,17 @@ def with_test(name: str, **changes: object) -> Certificate:
 def test_the_list_of_checks_is_the_one_that_runs() -> None:
     """The gate knows the names without importing the checks."""
     assert tuple(check.id for check in CHECKS) == CHECK_IDS
+    assert tuple(check.id for check in ON_REQUEST) == ON_REQUEST_IDS
+
+
+def test_a_deep_run_has_the_checks_on_request_too() -> None:
+    """Without them it lacks some, and a standard run with them has too many."""
+    deep, more = Plan(budget="deep"), [result_of(name) for name in (*CHECK_IDS, *ON_REQUEST_IDS)]
+    assert not list(disagreements(certificate_of(*more, plan=deep)))
+    assert list(disagreements(certificate_of(*ALL, plan=deep))) == ["the check two-arms is missing"]
+    assert "two-arms was not asked for" in " ".join(disagreements(certificate_of(*more)))
+    named = Plan(only=("two-arms",))
+    assert not list(disagreements(certificate_of(more[-1], plan=named)))
 
 
 def test_a_good_certificate_agrees_with_itself_and_is_let_out() -> None:
