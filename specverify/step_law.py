@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepDistance", "step_distance"]
 
-_MOST_DRAFTS = 256
+_MOST_DRAFTS = 128
 """Ids that are tried as the draft, the likeliest first; of the others the rule is taken for right."""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from typing import TYPE_CHECKING
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from specverify.bench.report import Comparison, comparisons_of
 from specverify.context import Row
@@ -15,7 +17,7 @@ from specverify.records import DecodeRequest, SamplingParams
 from specverify.timing import in_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from specverify.decoding import Decoder
     from specverify.models.loading import Pair
@@ -88,13 +90,25 @@ def assisted_suite(
         for prompt in prompts:
             _assisted(pair, prompt, temperature, decoder.num_speculative_tokens)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _silence():
         taken = in_turns(
             {ASSISTED: theirs, SPECULATIVE: ours}, device=decoder.target.device, repeats=repeats, clock=clock
         )
     name = f"decoding/batch=1,temperature={temperature:g}"
     return comparisons_of(taken, of=name, baseline=ASSISTED, units=_TOKENS * len(prompts), unit="tokens")
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What transformers says about arguments that its own loop passes on."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 @torch.inference_mode()

@@ -60,6 +60,8 @@ class BenchReport:
     environment: Environment
     load_per_core: float
     """Processes that wanted a core over cores, when the run began; above 1, times say more about others."""
+    clock: str = "wall"
+    """`cpu` where only the time of this process was counted: steadier where others use the cores, and blind to waits."""
     comparisons: tuple[Comparison, ...]
     measurements: Mapping[str, float | int | str] = field(default_factory=dict)
     """Of the pair: passes, acceptance, speed-ups, memory."""
@@ -105,9 +107,11 @@ class Change:
 
 
 def compared(old: BenchReport, new: BenchReport) -> tuple[Change, ...]:
-    """Each contender's ratio to its own baseline, old against new; INCONCLUSIVE where the machines differ."""
+    """Each contender's ratio to its own baseline, old against new; INCONCLUSIVE where the machines or clocks differ."""
     before = {(each.id, each.name, each.baseline): each for each in old.comparisons}
-    places = [(each.environment.cpu, each.environment.device, each.environment.num_threads) for each in (old, new)]
+    places = [
+        (each.environment.cpu, each.environment.device, each.environment.num_threads, each.clock) for each in (old, new)
+    ]
     changes = []
     for each in new.comparisons:
         other = before.get((each.id, each.name, each.baseline))
@@ -119,7 +123,10 @@ def compared(old: BenchReport, new: BenchReport) -> tuple[Change, ...]:
             f"was {then.estimate:.2f}x [{then.low:.2f}, {then.high:.2f}]"
         )
         if places[0] != places[1]:
-            verdict, text = Verdict.INCONCLUSIVE, f"another machine ({places[0]} then, {places[1]} now): {text}"
+            verdict, text = (
+                Verdict.INCONCLUSIVE,
+                f"another machine or clock ({places[0]} then, {places[1]} now): {text}",
+            )
         elif not np.isfinite((now.low, then.low)).all():
             verdict = Verdict.INCONCLUSIVE
         else:

@@ -1,8 +1,8 @@
 """cost: whether speculation with this draft is faster than the target alone, measured side by side.
 
-Times are taken in turns (Note [Timing] of `timing`): a single pass is the median of its turns; a decode is timed in pairs, alone and speculative, on the same
-request, and the interval resamples whole pairs. Everything is decoded to the same length, for a text that ends early
-would time the prefill. All raw times are kept.
+How times are taken stands in Note [Timing]. A single pass is the median of its turns; a decode is timed in pairs, alone
+and speculative, on the same request, and the interval resamples whole pairs. Everything is decoded to the same length,
+for a text that ends early would time the prefill. All raw times are kept.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ Suite = Annotated[
 ]
 Repeats = Annotated[int, typer.Option("--repeats", metavar="N", min=2, help="Turns of each contender.")]
 VocabSizes = Annotated[str, typer.Option("--vocab-sizes", metavar="N,N,…", help="Of the verification suite.")]
+CpuTime = Annotated[
+    bool, typer.Option("--cpu-time", help="Count this process's time alone, where others use the cores; not on CUDA.")
+]
 Against = Annotated[
     Path | None, typer.Option("--against", metavar="FILE", help="An earlier record: say what became slower.")
 ]
@@ -42,6 +45,7 @@ def bench(
     device: options.Device = None,
     dtype: options.Dtype = None,
     seed: options.Seed = None,
+    cpu_time: CpuTime = False,
     against: Against = None,
     out: Record = None,
     as_json: options.AsJson = False,
@@ -63,6 +67,7 @@ def bench(
         tuple(name.strip() for given in suite or () for name in given.split(",")),
         repeats,
         vocab_sizes,
+        cpu_time=cpu_time,
         silent=quiet or as_json,
     )  # fmt: skip
     if out is not None:
@@ -93,7 +98,7 @@ def _changes(earlier: BenchReport, report: BenchReport) -> tuple[Change, ...]:
 
 
 def _measured(
-    invocation: Invocation, suites: tuple[str, ...], repeats: int, vocab_sizes: str, *, silent: bool
+    invocation: Invocation, suites: tuple[str, ...], repeats: int, vocab_sizes: str, *, cpu_time: bool, silent: bool
 ) -> BenchReport:
     from rich.console import Console
 
@@ -115,7 +120,7 @@ def _measured(
     try:
         return measured(
             suites or SUITES,
-            Sizes(vocab_sizes=tuple(map(int, parts)), repeats=repeats),
+            Sizes(vocab_sizes=tuple(map(int, parts)), repeats=repeats, cpu_time=cpu_time),
             subject=lambda: make_subject(invocation, sources, plan),
             plan=plan,
             device=resolve_device(plan.device),

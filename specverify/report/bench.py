@@ -19,7 +19,7 @@ def comparison_table(report: BenchReport) -> str:
     lines = [
         (
             f"{environment.cpu}, {environment.device}, {environment.num_threads} thread(s), load {report.load_per_core:.1f} a "
-            "core when it began: read the ratios, not the rates"
+            f"core when it began, {report.clock} time: read the ratios, not the rates"
         )
     ]
     for (work, baseline), group in groupby(report.comparisons, key=lambda each: (each.id, each.baseline)):

@@ -11,6 +11,7 @@ from specverify.choices import Stream, inverse_cdf
 from specverify.choices.enumerate import Enumerate, every_path
 from specverify.choices.philox import Philox, philox4x32, uniform53
 from specverify.choices.scripted import Scripted
+from specverify.choices.splitmix import SplitMix
 from specverify.errors import InternalError
 from specverify.verification import Proposal
 from specverify.verification.chain import chain_rejection
@@ -103,6 +104,24 @@ def test_a_sequences_choices_do_not_depend_on_the_batch() -> None:
         for row in range(4):
             alone = Philox(*(values[row : row + 1] for values in (seeds, sequences, position, step)), window=5)
             assert torch.equal(alone.uniform(stream, at)[0], together[stream][row])
+
+
+@pytest.mark.parametrize("stream", [Stream.ACCEPT, Stream.JITTER])
+def test_a_uniform_that_is_the_probability_itself_does_not_accept(stream: Stream) -> None:
+    """Strictly below: the next larger probability accepts."""
+    at, who = torch.arange(4), torch.arange(3)
+    for choices in (Philox.start(who, who), SplitMix.start(7, who)):
+        uniform = choices.uniform(stream, at)
+        assert not choices.accept(uniform, stream=stream, at=at).any()
+        assert choices.accept(torch.nextafter(uniform, torch.ones_like(uniform)), stream=stream, at=at).all()
+
+
+def test_a_uniform_is_the_first_two_words_of_its_block() -> None:
+    """Word for word: both halves of the seed, the stream, and 27 and 26 bits."""
+    seed, stream, sequence, position, step = 5 + (7 << 32), int(Stream.BONUS), 3, 11, 2
+    words = philox4x32(torch.tensor([position, sequence, step, stream]), torch.tensor([5, 7])).tolist()
+    drawn = uniform53(*map(torch.tensor, (seed, stream, sequence, position, step)))
+    assert float(drawn) == ((words[0] >> 5) * 2**26 + (words[1] >> 6)) * 2.0**-53
 
 
 def test_the_window_moves_along() -> None:

@@ -51,11 +51,19 @@ def test_a_draft_without_mass_on_shared_ids_says_any_of_them():
     assert law.tolist() == [[1 / 3, 0, 1 / 3, 1 / 3, 0], [1, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize(("ids", "why"), [([-1, -1], "no id of the draft"), ([1, 1], "two ids of the draft")])
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [([-1, -1], "no id of the draft"), ([1, 1], "two ids of the draft"), ([0, 0], "two ids of the draft")],
+)
 def test_a_map_that_is_none_is_refused(ids, why):
     """Nothing shared, or one id of the target for two of the draft's, whose law would be lost."""
     with pytest.raises(PairError, match=why):
         intersected(torch.tensor([0.5, 0.5]), torch.tensor(ids), 3)
+
+
+def test_id_0_is_an_id_like_any_other():
+    """Shared alone, it is what is drafted."""
+    assert intersected(torch.tensor([0.3, 0.7]), torch.tensor([-1, 0]), 3).tolist() == [1, 0, 0]
 
 
 def test_a_reduced_vocabulary_is_a_map_of_offsets():
