@@ -56,7 +56,7 @@ _MMD_RATE = 1e-3
 _GRID = tuple(round(100 * 2 ** (step / 2)) for step in range(22))
 _ROUND_PROMPTS = 32
 _ROUND_TOKENS = 24
-_CONTEXTS = 12
+_CONTEXTS = 32
 """At which the TV distance is computed."""
 _GREEDY_PROMPTS = 16
 
