@@ -46,7 +46,8 @@ def test_certificate_files_and_an_engine_of_ones_own(tmp_path: Path) -> None:
     """An engine that emits one id for ever is failed, and `out` holds what the command writes."""
 
     class Stuck:
-        name, capabilities, parameters = "stuck", frozenset({"speculation_switch"}), frozenset()
+        name, capabilities = "stuck", frozenset({"speculation_switch"})
+        parameters = frozenset({"temperature"})
 
         def decode(self, requests):
             from specverify.records import DecodeTrace
