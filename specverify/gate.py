@@ -238,7 +238,7 @@ def _about_the_evidence(certificate: Certificate, policy: Policy, by_id: Mapping
         ("acceptance", "expected_acceptance_low", policy.minimum_acceptance),
         ("cost", "measured_speedup_low", policy.minimum_speedup),
         *(
-            ("acceptance", f"expected_acceptance_{name}", each.minimum_acceptance)
+            ("acceptance", f"expected_acceptance_in_{name}", each.minimum_acceptance)
             for name, each in policy.domains.items()
         ),
     ):

@@ -143,7 +143,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
             "accepted_of_tested": _mean(tested.accepted),
             "expected_of_tested": _mean(scored["overlap"][tested.rows]),
             **{f"tokens_per_step_with_{g}_drafts": each.estimate for g, each in per_step.items()},
-            **{f"expected_acceptance_{name}": each.estimate for name, each in by_domain(scored).items()},
+            **{f"expected_acceptance_in_{name}": each.estimate for name, each in by_domain(scored).items()},
         },
         num_samples=len(scored),
         smallest_detectable=(expected.high - expected.low) / 2,

@@ -23,7 +23,7 @@ from specverify.records import (
 MEASURED: dict[str, dict[str, float | int | str]] = {
     "greedy": {"num_wrong_tokens": 0, "num_tolerated_flips": 3},
     "boundary": {"num_mismatches": 0},
-    "acceptance": {"expected_acceptance": 0.7, "expected_acceptance_low": 0.68, "expected_acceptance_code": 0.6},
+    "acceptance": {"expected_acceptance": 0.7, "expected_acceptance_low": 0.68, "expected_acceptance_in_code": 0.6},
     "cost": {"measured_speedup": 1.3, "measured_speedup_low": 1.1, "measured_speedup_high": 1.5},
 }
 

@@ -145,8 +145,8 @@ def test_every_changed_added_and_missing_file_is_named() -> None:
         (Policy(largest_undetected_shift=0.01), "0.04"),
         (Policy(minimum_prompts=100), "64 prompts"),
         (Policy(minimum_samples={"lossless": 8000}), "7,000 samples"),
-        (Policy(domains={"code": DomainPolicy(minimum_acceptance=0.65)}), "expected_acceptance_code is 0.6"),
-        (Policy(domains={"law": DomainPolicy(minimum_acceptance=0.1)}), "expected_acceptance_law is not known"),
+        (Policy(domains={"code": DomainPolicy(minimum_acceptance=0.65)}), "expected_acceptance_in_code is 0.6"),
+        (Policy(domains={"law": DomainPolicy(minimum_acceptance=0.1)}), "expected_acceptance_in_law is not known"),
     ],
 )
 def test_policy_is_kept(policy: Policy, said: str) -> None:
