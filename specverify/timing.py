@@ -1,7 +1,8 @@
 """Times taken in turns: the one way in which anything here is timed.
 
 Note [Timing]: other work comes and goes, so no time is judged by itself. Every figure is a ratio of times taken in turns,
-with an interval that resamples whole turns. Each turn begins with another contender, so that none is always first.
+with an interval that resamples whole turns. Each turn has another order, by a fixed seed: whoever always came after a
+contender that fills the caches would pay for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -36,11 +38,10 @@ def in_turns(
     contenders: Mapping[str, Callable[[], object]], *, device: torch.device, repeats: int, clock: Clock
 ) -> dict[str, list[float]]:
     """Seconds of each contender in each of `repeats` turns; a turn before them warms up and is thrown away."""
-    names = list(contenders)
+    names, order = list(contenders), np.random.default_rng(17)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats + 1):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in (names[place] for place in order.permutation(len(names))):
             spent = seconds(device, contenders[name], clock)
             if turn:
                 taken[name].append(spent)
