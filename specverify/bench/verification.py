@@ -7,6 +7,7 @@ copy of them. A peer that works on one sequence is asked for each in turn; one t
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -129,9 +130,9 @@ def naive(
 def _transformers(
     ids: Int[Tensor, " k"], draft: Float[Tensor, "k vocab"], target: Float[Tensor, "k_plus_1 vocab"]
 ) -> object:
-    return generation._speculative_sampling(  # noqa: SLF001 - the function itself is what is compared
-        ids[None], draft[None].float(), len(ids), target[None].float()
-    )
+    theirs = generation._speculative_sampling  # noqa: SLF001 - the function itself is what is compared
+    older = {"is_done_candidate": False} if "is_done_candidate" in inspect.signature(theirs).parameters else {}
+    return theirs(ids[None], draft[None].float(), len(ids), target[None].float(), **older)
 
 
 def _flashinfer(
