@@ -107,6 +107,8 @@ class DecodeRequest:
     num_samples: int = 1
     speculation: bool = True
     """False asks for the target alone (the OFF arm)."""
+    seeded: bool = True
+    """False asks for randomness of the engine's own, as a user does who gives no seed."""
     prompt_id: str = ""
     """The prompt it was made from: the unit by which intervals are clustered."""
     domain: str = ""

@@ -80,14 +80,17 @@ def _base(subject: Subject, plan: Plan, prompts: tuple[EncodedPrompt, ...]) -> t
 
 
 def _neighbours(subject: Subject, plan: Plan, prompts: tuple[EncodedPrompt, ...]) -> list[DecodeRequest]:
-    """Rows that share nothing with the requests: greedy ones, other parameters, and ones that end after a token."""
+    """Rows that share nothing with the requests: greedy ones, other parameters, ones that end after a token or have no seed."""
     longest = max(_LENGTHS)
     kinds = {
         "greedy": SamplingParams(temperature=0, max_new_tokens=longest),
         "top_k": SamplingParams(temperature=0.5, top_k=20, max_new_tokens=longest),
         "short": SamplingParams(max_new_tokens=1),
     }
-    return [_request(subject, plan, prompt, kind, params) for prompt in prompts for kind, params in kinds.items()]
+    if Capability.UNSEEDED in subject.engine.capabilities:
+        kinds["unseeded"] = SamplingParams(max_new_tokens=longest)
+    requests = [_request(subject, plan, prompt, kind, params) for prompt in prompts for kind, params in kinds.items()]
+    return [replace(one, seeded=not one.id.startswith("reproducibility/unseeded")) for one in requests]
 
 
 def _in_arm(arm: str, requests: Iterable[DecodeRequest]) -> tuple[DecodeRequest, ...]:

@@ -17,6 +17,7 @@ from specverify.checks.reproducibility import reproducibility
 from specverify.conformance.laws import off_subject, on_subject
 from specverify.conformance.state import context, neighbours, prefix_cache
 from specverify.conformance.stops import stop_strings, stops
+from specverify.conformance.text import schema, streams
 from specverify.conformance.told import counters, drafting, logprobs, vocabulary
 from specverify.engines.arms import Guarded
 from specverify.errors import PlanError, SpecverifyError, UsageError
@@ -73,9 +74,11 @@ CELLS: tuple[Check, ...] = (
     context,
     counters,
     logprobs,
+    streams,
+    schema,
 )
 """Cheaper and stronger answers first."""
-OFF_CELLS: tuple[Check, ...] = (greedy, lossless, _parameters, stops, stop_strings, reproducibility)
+OFF_CELLS: tuple[Check, ...] = (greedy, lossless, _parameters, stops, stop_strings, reproducibility, streams, schema)
 """What the engine without speculation must do, too, before anything can be said of it with speculation."""
 _NEEDED = ("drafting", "greedy", "lossless")
 """Cells without which no engine passes."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specverify.conformance.asking import Seen, cell, law_tests, wrong_greedy_tokens
+from specverify.engines import Capability
 from specverify.errors import SubjectError, UsageError
 from specverify.records import DecodeRequest, Finding, FinishReason, SamplingParams, Verdict
 
@@ -21,6 +22,8 @@ __all__ = ["context", "neighbours", "prefix_cache"]
 _BATCHES = (1, 2, 3, 5, 8, 16, 40)
 """Requests handed over together: one, few, as many as there are slots, more."""
 _LENGTHS = (16, 1, 7, 2, 12, 3)
+_NO_ACCIDENT = 12
+"""Sampled tokens that two answers don't share by chance."""
 _TURNS = 12
 _OVER = 8
 """Positions past the end of the context."""
@@ -30,11 +33,13 @@ _OVER = 8
 
 
 def _batch(asking: Asking, size: int) -> list[DecodeRequest]:
-    """Greedy and sampled, of different lengths, some ending early, every fifth one a double of the one before."""
+    """Greedy and sampled, seeded and not, of different lengths, some ending early, every fifth a double of the one before."""
+    unseeded = Capability.UNSEEDED in asking.subject.engine.capabilities
     prompts, usual = asking.subject.prompts, SamplingParams(eos_token_ids=asking.subject.eos_token_ids)
     requests: list[DecodeRequest] = []
     for place in range(size):
-        params = replace(usual, max_new_tokens=_LENGTHS[place % len(_LENGTHS)])
+        doubled = place % 5 == 3
+        params = replace(usual, max_new_tokens=_LENGTHS[0 if doubled else place % len(_LENGTHS)])
         if place % 2 == 0:
             params = replace(params, temperature=0)
         if requests and place % 5 == 4:
@@ -42,7 +47,8 @@ def _batch(asking: Asking, size: int) -> list[DecodeRequest]:
             requests.append(replace(before, id=f"{before.id}, double"))
             continue
         prompt = prompts[(size + place) % len(prompts)]
-        requests.append(asking.request(prompt.token_ids, params, name=f"batch={size}/{place}"))
+        request = asking.request(prompt.token_ids, params, name=f"batch={size}/{place}")
+        requests.append(replace(request, seeded=not unseeded or params.greedy or place % 4 == 1))
     return requests
 
 
@@ -55,7 +61,7 @@ def _look_at_neighbours(asking: Asking) -> Seen:
             if again:
                 asked = [replace(one, seed=one.seed + again) for one in asked[::-1]]
             answers = asking.answers(asked)
-            wrong += _wrong_greedy_doubles(answers)
+            wrong += _wrong_doubles(answers)
             traces += answers
     scored = asking.scored(traces)
     wrong += wrong_greedy_tokens(asking, scored, what="among its neighbours")
@@ -71,13 +77,17 @@ def _look_at_neighbours(asking: Asking) -> Seen:
     )
 
 
-def _wrong_greedy_doubles(traces: Sequence[DecodeTrace]) -> list[Finding]:
-    """A greedy request that is asked twice at once must be answered twice alike."""
+def _wrong_doubles(traces: Sequence[DecodeTrace]) -> list[Finding]:
+    """Asked twice at once: at temperature 0 two answers end alike, and without a seed two long ones are no double."""
     found = []
     for one, other in pairwise(traces):
-        twins = replace(one.request, id="") == replace(other.request, id="")
-        if twins and one.request.params.greedy and one.finish is not other.finish and one.token_ids == other.token_ids:
+        doubled = one.request.id.replace(", double", "") == other.request.id.replace(", double", "")
+        same = one.token_ids == other.token_ids
+        if doubled and one.request.params.greedy and same and one.finish is not other.finish:
             text = f"the same tokens end as '{one.finish}' and, asked twice in one batch, as '{other.finish}'"
+            found.append(Finding(text=text, place=one.request.id))
+        if doubled and not one.request.seeded and same and len(one.token_ids) >= _NO_ACCIDENT:
+            text = f"asked twice in one batch and without a seed, both answers are {list(one.token_ids)}"
             found.append(Finding(text=text, place=one.request.id))
     return found
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from specverify.records import DecodeCounters, DecodeRequest, DecodeTrace
+    from specverify.records import DecodeCounters, DecodeRequest, DecodeTrace, FinishReason
 
-__all__ = ["ALL_PARAMETERS", "Capability", "Engine", "EngineFactory", "EngineSettings", "Metered"]
+__all__ = ["ALL_PARAMETERS", "Capability", "Engine", "EngineFactory", "EngineSettings", "Metered", "Telling", "Told"]
 
 
 class Capability(StrEnum):
@@ -33,6 +33,12 @@ class Capability(StrEnum):
     """Traces carry the log-probability that the engine itself reports of each token."""
     COUNTERS = "counters"
     """It counts its drafts and acceptances, and is `Metered`."""
+    UNSEEDED = "unseeded"
+    """`seeded=False` is honoured: randomness of its own."""
+    STREAM = "stream"
+    """It is `Telling`, and streams."""
+    SCHEMA = "schema"
+    """It is `Telling`, and holds a text to a JSON schema."""
 
 
 ALL_PARAMETERS = frozenset(
@@ -69,6 +75,25 @@ class Metered(Protocol):
 
     def counters(self) -> DecodeCounters:
         """What it has counted since it was opened: never reset, so take differences."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One answer as its user reads it: whole, or put together from what was streamed."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: FinishReason
+    pieces: tuple[str, ...] = ()
+    """Of a stream, one a delta."""
+
+
+class Telling(Protocol):
+    """An engine with `Capability.STREAM` or `Capability.SCHEMA`."""
+
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """The first sample of a request, streamed or whole; `schema` is a JSON schema that its text obeys."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from specverify.errors import PlanError, RequestRefused, SpecverifyError, Subjec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from specverify.engines import Engine, Metered
+    from specverify.engines import Engine, Metered, Telling, Told
     from specverify.records import DecodeCounters, DecodeRequest, DecodeTrace
 
 __all__ = ["Guarded", "TargetOnly", "TwoArms"]
@@ -51,8 +52,20 @@ class Guarded:
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """Traces in the order of the requests and their samples."""
-        try:
+        with self._breaking_as_findings(requests):
             traces = list(self.inner.decode(requests))
+        yield from self._in_order(requests, traces)
+
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """The engine's answer as text, where it has them."""
+        telling: Telling = self.inner  # type: ignore[assignment]  # its capability says so
+        with self._breaking_as_findings([request]):
+            return telling.tell(request, stream=stream, schema=schema)
+
+    @contextlib.contextmanager
+    def _breaking_as_findings(self, requests: Sequence[DecodeRequest]) -> Iterator[None]:
+        try:
+            yield
         except RequestRefused as error:
             raise PlanError(str(error)) from error
         except SpecverifyError:
@@ -61,7 +74,6 @@ class Guarded:
             said = " ".join(str(error).split())[:200]
             msg = f"{self.name} raised {type(error).__name__} while it answered {_named(requests)}: {said}"
             raise SubjectError(msg) from error
-        yield from self._in_order(requests, traces)
 
     def _in_order(self, requests: Sequence[DecodeRequest], traces: Sequence[DecodeTrace]) -> Iterator[DecodeTrace]:
         answers: dict[tuple[DecodeRequest, int], list[DecodeTrace]] = defaultdict(list)
@@ -115,6 +127,11 @@ class TargetOnly:
         for request, trace in zip(asked, answers, strict=True):
             yield replace(trace, request=request, steps=())
 
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """The target alone, as text."""
+        telling: Telling = self.inner  # type: ignore[assignment]  # its capability says so
+        return telling.tell(replace(request, speculation=False), stream=stream, schema=schema)
+
 
 @dataclass(frozen=True)
 class TwoArms:
@@ -152,6 +169,11 @@ class TwoArms:
         for request in requests:
             for _ in range(request.num_samples):
                 yield next(arms[request.speculation])
+
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """As text, from the arm that is asked."""
+        telling: Telling = self.on if request.speculation else self.off  # type: ignore[assignment]  # its capability says so
+        return telling.tell(request, stream=stream, schema=schema)
 
     def _answers(self, engine: Engine, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         return iter(list(engine.decode(requests)) if requests else ())

@@ -9,18 +9,22 @@ Plant faults in it (`specverify.faults.engine`), or hold your own harness agains
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+import json
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from specverify.decoding import Decoder
 from specverify.drafting import DraftModel, NoDraft
-from specverify.engines import ALL_PARAMETERS, Capability
+from specverify.engines import ALL_PARAMETERS, Capability, Told
 from specverify.engines.options import Options
 from specverify.engines.reference import ReferenceEngine
+from specverify.engines.schemas import texts_of
+from specverify.models.calibration import ALPHABET
 from specverify.models.rolling import RollingModel, rolling_pair
-from specverify.records import DecodeCounters, DecodeTrace, count
+from specverify.records import DecodeCounters, DecodeTrace, FinishReason, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,8 +44,8 @@ _NOTHING = DecodeCounters(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=
 
 
 def letters(token_ids: Sequence[int]) -> str:
-    """The fake's tokenizer: one letter an id."""
-    return "".join(chr(ord("a") + token % 26) for token in token_ids)
+    """The fake's tokenizer: one character an id, JSON's first; its EOS, 0, is the last of them."""
+    return "".join(ALPHABET[(token - 1) % len(ALPHABET)] for token in token_ids)
 
 
 @dataclass
@@ -70,9 +74,48 @@ class FakeEngine:
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """The reference decoder's traces with the log-probability of each token under the target's raw law."""
-        traces = list(self.inner.decode(requests))
+        asked = [one if one.seeded else replace(one, seed=secrets.randbits(63)) for one in requests]
+        traces = list(self.inner.decode(asked))
         self._counted = _sum(self._counted, count(traces))
-        yield from _with_logprobs(self.target, traces)
+        rows = (request for request in requests for _ in range(request.num_samples))
+        answers = [replace(trace, request=row) for row, trace in zip(rows, traces, strict=True)]
+        yield from _with_logprobs(self.target, answers)
+
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """A piece a step, or a character where a schema is obeyed."""
+        if schema:
+            ids = obeying(self.target, request, texts_of(json.loads(schema)))
+            return told(request, ids, FinishReason.EOS, [1] * len(ids) if stream else ())
+        (trace,) = self.decode([replace(request, num_samples=1)])
+        lengths = [step.num_emitted_tokens for step in trace.steps] or [1] * len(trace.token_ids)
+        return told(request, trace.token_ids, trace.finish, lengths if stream else ())
+
+
+def told(request: DecodeRequest, ids: Sequence[int], finish: FinishReason, lengths: Sequence[int]) -> Told:
+    """The text of some ids without their EOS, and pieces of so many tokens each."""
+    said = ids[:-1] if ids and ids[-1] in request.params.eos_token_ids else ids
+    starts = [sum(lengths[:place]) for place in range(len(lengths))]
+    pieces = tuple(letters(said[at : at + length]) for at, length in zip(starts, lengths, strict=True))
+    return Told(text="".join(pieces) if lengths else letters(said), token_ids=tuple(ids), finish=finish, pieces=pieces)
+
+
+def obeying(model: RollingModel, request: DecodeRequest, texts: Sequence[str]) -> tuple[int, ...]:
+    """Ids of one of these texts and the EOS, each drawn from the model's law among those that some text goes on with."""
+    random = torch.Generator().manual_seed(request.seed)
+    ids: list[int] = []
+    eos = request.params.eos_token_ids[0]
+    while eos not in ids:
+        said = letters(ids)
+        allowed = [token for token in range(model.vocab_size) if _goes_on(said + letters([token]), texts)]
+        allowed += [eos] * (said in texts)
+        logits = model.logits([(*request.prompt_ids, *ids)])[0, -1, allowed]
+        law = torch.softmax(logits / (request.params.temperature or 1e-6), -1)
+        ids.append(allowed[int(torch.multinomial(law, 1, generator=random))])
+    return tuple(ids)
+
+
+def _goes_on(text: str, texts: Sequence[str]) -> bool:
+    return any(each.startswith(text) for each in texts)
 
 
 def _with_logprobs(target: RollingModel, traces: Sequence[DecodeTrace]) -> Iterator[DecodeTrace]:

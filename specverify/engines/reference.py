@@ -47,7 +47,7 @@ class ReferenceEngine:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """Everything but what a server tells of itself."""
-        return frozenset(Capability) - {Capability.LOGPROBS, Capability.COUNTERS}
+        return frozenset({Capability.SEED, Capability.STEPS, Capability.SPECULATION_SWITCH, Capability.STOP_STRINGS})
 
     @property
     def parameters(self) -> frozenset[str]:

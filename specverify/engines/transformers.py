@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation.streamers import BaseStreamer, TextStreamer
 
-from specverify.engines import ALL_PARAMETERS, Capability
+from specverify.engines import ALL_PARAMETERS, Capability, Told
 from specverify.engines.finish import finish_of
 from specverify.engines.options import Options
-from specverify.errors import PromptError, SubjectError
+from specverify.errors import PlanError, PromptError, SubjectError
 from specverify.models.loading import DTYPES, load_model
 from specverify.records import DecodeStep, DecodeTrace
 
@@ -84,6 +84,27 @@ class _Steps(BaseStreamer):
         """Nothing is left to say."""
 
 
+class _Pieces(TextStreamer):
+    """What a user of transformers' own streamer is shown, and the ids that it was given."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_prompt: bool) -> None:
+        super().__init__(cast("Any", tokenizer), skip_prompt=skip_prompt)
+        self.told: list[str] = []
+        self.token_ids: list[int] = []
+
+    def put(self, value: Tensor) -> None:
+        """The prompt first, then what each step emits."""
+        if not self.next_tokens_are_prompt:
+            self.token_ids += value.flatten().tolist()
+        super().put(value)
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: FBT001, FBT002 - transformers' signature
+        """A piece, in place of standard output."""
+        del stream_end
+        if text:
+            self.told.append(text)
+
+
 @dataclass
 class TransformersEngine:
     """`generate` with an assistant, with prompt lookup, or with the target's own first layers as the draft."""
@@ -101,7 +122,7 @@ class TransformersEngine:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """It tells no counters of its own, and its scores are processed logits, so neither is offered."""
-        return frozenset({Capability.SEED, Capability.STEPS, Capability.SPECULATION_SWITCH, Capability.STOP_STRINGS})
+        return frozenset(Capability) - {Capability.COUNTERS, Capability.LOGPROBS, Capability.SCHEMA}
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -125,16 +146,37 @@ class TransformersEngine:
     def _speculates(self) -> bool:
         return self.assistant is not None or bool(self.drafting)
 
-    def _speculative(self, request: DecodeRequest, sample: int) -> DecodeTrace:
-        seen = _Steps(len(request.prompt_ids))
-        handle = self.target.register_forward_pre_hook(seen.hook, with_kwargs=True)
+    @property
+    def _switches(self) -> dict[str, Any]:
+        """Arguments of `generate` for speculation."""
         more = dict(self.drafting)
         if self.assistant is not None:
             more["assistant_model"] = self.assistant
         if self.assistant_tokenizer is not None:
             more |= {"tokenizer": self.tokenizer, "assistant_tokenizer": self.assistant_tokenizer}
+        return more
+
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """The first sample through transformers' own `TextStreamer`, or decoded whole."""
+        if schema:
+            msg = f"{self.name} takes no JSON schema"
+            raise PlanError(msg)
+        pieces = _Pieces(self.tokenizer, skip_prompt=True)
+        more = {"streamer": pieces} if stream else {}
+        switches = self._switches if request.speculation else {}
+        (token_ids,) = self._generate(request, 0, 1, **switches, **more)
+        return Told(
+            text=str(self.tokenizer.decode(list(token_ids))),
+            token_ids=tuple(pieces.token_ids) if stream else token_ids,
+            finish=self._finish(token_ids, request.params),
+            pieces=tuple(pieces.told),
+        )
+
+    def _speculative(self, request: DecodeRequest, sample: int) -> DecodeTrace:
+        seen = _Steps(len(request.prompt_ids))
+        handle = self.target.register_forward_pre_hook(seen.hook, with_kwargs=True)
         try:
-            (token_ids,) = self._generate(request, sample, 1, streamer=seen, **more)
+            (token_ids,) = self._generate(request, sample, 1, streamer=seen, **self._switches)
         finally:
             handle.remove()
         return DecodeTrace(
@@ -162,7 +204,10 @@ class TransformersEngine:
             more.setdefault("tokenizer", self.tokenizer)
         config = _config(request.params, num_samples)
         with _quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed((request.seed * 1_000_003 + sample) % 2**63)
+            if request.seeded:
+                torch.manual_seed((request.seed * 1_000_003 + sample) % 2**63)
+            else:
+                torch.seed()
             ids = cast("Any", self.target).generate(
                 inputs=prompt, attention_mask=torch.ones_like(prompt), generation_config=config, **more
             )

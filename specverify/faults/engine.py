@@ -6,117 +6,44 @@ it anew for each run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specverify.engines.fake import letters
 from specverify.errors import PlanError, PromptError
+from specverify.faults.engine_fault import (
+    EngineFault,
+    Faulty,
+    asked_otherwise,
+    cut,
+    each,
+    fault,
+    sound,
+    under,
+    with_params,
+)
+from specverify.faults.engine_text import TEXT_FAULTS
 from specverify.records import DecodeCounters, DecodeRequest, DecodeStep, DecodeTrace, FinishReason, Verdict
 from specverify.sampling import probabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from specverify.engines import Capability
-    from specverify.engines.fake import FakeEngine
+    from specverify.faults.engine_fault import Requests, Traces
 
 __all__ = ["ENGINE_FAULTS", "EngineFault", "Faulty", "find_engine_fault"]
-
-Requests: TypeAlias = "Sequence[DecodeRequest]"
-Traces: TypeAlias = "Iterable[DecodeTrace]"
-
-
-@dataclass
-class Faulty:
-    """A fake that answers, or counts, otherwise."""
-
-    inner: FakeEngine
-    answer: Callable[[Faulty, Requests], Traces]
-    count: Callable[[DecodeCounters], DecodeCounters]
-    memory: dict[str, Any] = field(default_factory=dict)
-    name: str = "faulty fake"
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """It claims all that the sound one has."""
-        return self.inner.capabilities
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """And honours, so it says, as much."""
-        return self.inner.parameters
-
-    def counters(self) -> DecodeCounters:
-        """As this fault counts."""
-        return self.count(self.inner.counters())
-
-    def decode(self, requests: Requests) -> Iterator[DecodeTrace]:
-        """As this fault answers."""
-        yield from self.answer(self, requests)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFault:
-    """One planted fault of an engine."""
-
-    name: str
-    stands_for: str
-    """The class of public bug."""
-    caught_by: str
-    """The cell that must catch it."""
-    answer: Callable[[Faulty, Requests], Traces]
-    count: Callable[[DecodeCounters], DecodeCounters] = lambda counters: counters
-    verdict: Verdict = Verdict.FAIL
-    """What the cell must say: INCONCLUSIVE of an engine that does nothing."""
-
-    def plant(self, engine: FakeEngine) -> Faulty:
-        """The fake with the fault in it."""
-        return Faulty(engine, self.answer, self.count)
 
 
 def find_engine_fault(name: str) -> EngineFault:
     """The fault of that name. Raises `PlanError` with the nearest name."""
-    known = {fault.name: fault for fault in ENGINE_FAULTS}
+    known = {one.name: one for one in ENGINE_FAULTS}
     if name not in known:
         near = get_close_matches(name, known, n=1, cutoff=0.4)
         msg = f"there is no engine fault named '{name}'; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known)}"
         raise PlanError(msg)
     return known[name]
-
-
-# ------------------------------------------------------------------------------------------------------------- helpers
-
-
-def _sound(engine: Faulty, requests: Requests) -> Traces:
-    return engine.inner.decode(requests)
-
-
-def _under(requests: Requests, traces: Traces) -> Iterator[DecodeTrace]:
-    """Answers to changed requests, handed out as answers to the ones that were asked."""
-    asked = (request for request in requests for _ in range(request.num_samples))
-    for request, trace in zip(asked, traces, strict=True):
-        yield replace(trace, request=request)
-
-
-def _asked_otherwise(change: Callable[[DecodeRequest], DecodeRequest]) -> Callable[[Faulty, Requests], Traces]:
-    return lambda engine, requests: _under(requests, engine.inner.decode([change(one) for one in requests]))
-
-
-def _with_params(**changes: Any) -> Callable[[Faulty, Requests], Traces]:  # noqa: ANN401 - fields of SamplingParams
-    return _asked_otherwise(lambda one: replace(one, params=replace(one.params, **changes)))
-
-
-def _each(change: Callable[[Faulty, DecodeTrace], DecodeTrace]) -> Callable[[Faulty, Requests], Traces]:
-    return lambda engine, requests: (change(engine, trace) for trace in engine.inner.decode(requests))
-
-
-def _cut(trace: DecodeTrace, length: int, finish: FinishReason) -> DecodeTrace:
-    """The first tokens of a longer answer; its steps no longer add up, so it tells none."""
-    return replace(trace, token_ids=trace.token_ids[:length], logprobs=trace.logprobs[:length], steps=(), finish=finish)
 
 
 # ----------------------------------------------------------------------------------------------------- stop and length
@@ -126,22 +53,22 @@ def _passed_over(name: str, engine: Faulty, requests: Requests) -> Traces:
     """Ends of a kind are seen only where a block of four ends."""
     nothing: dict[str, Any] = {name: ()}
     blind = [replace(one, params=replace(one.params, **nothing)) for one in requests]
-    for trace in _under(requests, engine.inner.decode(blind)):
+    for trace in under(requests, engine.inner.decode(blind)):
         ends = getattr(trace.request.params, name)
         seen = [at for at, token in enumerate(trace.token_ids) if token in ends and at % 4 == 3]
         finish = FinishReason.EOS if name == "eos_token_ids" else FinishReason.STOP
         least = trace.request.params.min_new_tokens if name == "eos_token_ids" else 0
         at = next((at for at in seen if at >= least), None)
-        yield trace if at is None else _cut(trace, at + 1, finish)
+        yield trace if at is None else cut(trace, at + 1, finish)
 
 
 def _string_late(engine: Faulty, requests: Requests) -> Traces:
     blind = [replace(one, params=replace(one.params, stop_strings=())) for one in requests]
-    for trace in _under(requests, engine.inner.decode(blind)):
+    for trace in under(requests, engine.inner.decode(blind)):
         places = range(len(trace.token_ids))
         stops = trace.request.params.stop_strings
         at = next((at for at in places if any(stop in letters(trace.token_ids[: at + 1]) for stop in stops)), None)
-        yield trace if at is None or at + 2 > len(trace.token_ids) else _cut(trace, at + 2, FinishReason.STOP)
+        yield trace if at is None or at + 2 > len(trace.token_ids) else cut(trace, at + 2, FinishReason.STOP)
 
 
 def _past_limit(engine: Faulty, requests: Requests) -> Traces:
@@ -152,7 +79,7 @@ def _past_limit(engine: Faulty, requests: Requests) -> Traces:
         else one
         for one in requests
     ]
-    return _under(requests, engine.inner.decode(longer))
+    return under(requests, engine.inner.decode(longer))
 
 
 def _limit_called_eos(engine: Faulty, trace: DecodeTrace) -> DecodeTrace:
@@ -168,7 +95,7 @@ def _first_params(engine: Faulty, requests: Requests) -> Traces:
     first = requests[0].params if requests else None
     names = ("temperature", "top_k", "top_p", "min_p")
     shared = {name: getattr(first, name) for name in names}
-    return _under(requests, engine.inner.decode([replace(r, params=replace(r.params, **shared)) for r in requests]))
+    return under(requests, engine.inner.decode([replace(r, params=replace(r.params, **shared)) for r in requests]))
 
 
 def _swapped(engine: Faulty, requests: Requests) -> Traces:
@@ -183,13 +110,13 @@ def _swapped(engine: Faulty, requests: Requests) -> Traces:
 def _doubles_share_seed(engine: Faulty, requests: Requests) -> Traces:
     seeds: dict[object, int] = {}
     shared = [replace(one, seed=seeds.setdefault((one.prompt_ids, one.params), one.seed)) for one in requests]
-    return _under(requests, engine.inner.decode(shared))
+    return under(requests, engine.inner.decode(shared))
 
 
 def _seed_ignored(engine: Faulty, requests: Requests) -> Traces:
     engine.memory["asked"] = engine.memory.get("asked", 0) + 1
     others = [replace(one, seed=one.seed + 1_000_003 * engine.memory["asked"]) for one in requests]
-    return _under(requests, engine.inner.decode(others))
+    return under(requests, engine.inner.decode(others))
 
 
 def _samples_alike(engine: Faulty, requests: Requests) -> Traces:
@@ -202,12 +129,32 @@ def _sampled_by_neighbours(engine: Faulty, requests: Requests) -> Traces:
     """A row at temperature 0 is sampled where another row is."""
     if all(one.params.greedy for one in requests):
         return engine.inner.decode(requests)
-    return _with_params(temperature=1.0)(engine, requests)
+    return with_params(temperature=1.0)(engine, requests)
 
 
 def _more_than_slots_lost(engine: Faulty, requests: Requests) -> Traces:
     traces = list(engine.inner.decode(requests))
     return traces[:-1] if len(requests) == 40 else traces
+
+
+def _mixed(requests: Requests) -> bool:
+    return len({one.seeded for one in requests}) > 1
+
+
+def _unseeded_alike(engine: Faulty, requests: Requests) -> Traces:
+    return under(
+        requests, engine.inner.decode([one if one.seeded else replace(one, seeded=True, seed=7) for one in requests])
+    )
+
+
+def _unseeded_is_one_token(engine: Faulty, trace: DecodeTrace) -> DecodeTrace:
+    del engine
+    return trace if trace.request.seeded else replace(trace, token_ids=(1,) * len(trace.token_ids))
+
+
+def _unseeded_moves_seeded(engine: Faulty, requests: Requests) -> Traces:
+    moved = [replace(one, seed=one.seed + 1) for one in requests] if _mixed(requests) else requests
+    return under(requests, engine.inner.decode(moved))
 
 
 # ---------------------------------------------------------------------------------------------------- cache and context
@@ -226,7 +173,7 @@ def _stale(engine: Faulty, requests: Requests) -> Traces:
         ids[cached - 1] = (ids[cached - 1] + 1) % vocab_size
         return replace(one, prompt_ids=tuple(ids))
 
-    traces = list(_under(requests, engine.inner.decode([poisoned(one) for one in requests])))
+    traces = list(under(requests, engine.inner.decode([poisoned(one) for one in requests])))
     known.update(t.request.prompt_ids + t.token_ids[:-1] for t in traces if len(t.token_ids) > 1)
     return traces
 
@@ -239,7 +186,7 @@ def _overrun(engine: Faulty, requests: Requests) -> Traces:
         over = len(one.prompt_ids) + one.params.max_new_tokens - room
         return replace(one, prompt_ids=one.prompt_ids[over:]) if over > 0 else one
 
-    return _under(requests, engine.inner.decode([shifted(one) for one in requests]))
+    return under(requests, engine.inner.decode([shifted(one) for one in requests]))
 
 
 def _poisoned_by_overlong(engine: Faulty, requests: Requests) -> Traces:
@@ -250,7 +197,7 @@ def _poisoned_by_overlong(engine: Faulty, requests: Requests) -> Traces:
         raise
     if engine.memory.get("poisoned"):
         changed = [replace(one, prompt_ids=(*one.prompt_ids[:-1], 1)) for one in requests]
-        return _under(requests, engine.inner.decode(changed))
+        return under(requests, engine.inner.decode(changed))
     return traces
 
 
@@ -284,7 +231,7 @@ def _draft_answers(engine: Faulty, requests: Requests) -> Traces:
 
 
 def _greedy_verification(engine: Faulty, requests: Requests) -> Traces:
-    return _with_params(temperature=0)(engine, requests)
+    return with_params(temperature=0)(engine, requests)
 
 
 # ------------------------------------------------------------------------------------------- counters, logs and silence
@@ -334,61 +281,53 @@ def _thrown_away(engine: Faulty, requests: Requests) -> Traces:
     """The target alone answers, beside drafts that nobody looks at."""
     drafted = DecodeStep(num_draft_tokens=3, num_accepted_tokens=0, num_emitted_tokens=1)
     alone = engine.inner.decode([replace(one, speculation=False) for one in requests])
-    for trace in _under(requests, alone):
+    for trace in under(requests, alone):
         yield replace(trace, steps=(drafted,) * len(trace.token_ids))
 
 
-_silent = _asked_otherwise(lambda one: replace(one, speculation=False))
-
-
-def _fault(
-    name: str,
-    caught_by: str,
-    answer: Callable[[Faulty, Requests], Traces],
-    stands_for: str,
-    *,
-    count: Callable[[DecodeCounters], DecodeCounters] = lambda counters: counters,
-    verdict: Verdict = Verdict.FAIL,
-) -> EngineFault:
-    return EngineFault(
-        name=name, stands_for=stands_for, caught_by=caught_by, answer=answer, count=count, verdict=verdict
-    )
+_silent = asked_otherwise(lambda one: replace(one, speculation=False))
 
 
 ENGINE_FAULTS: tuple[EngineFault, ...] = (
-    _fault("eos-passed-over", "stopping", partial(_passed_over, "eos_token_ids"), "an EOS inside a block does not end the text"),
-    _fault("stop-id-passed-over", "stopping", partial(_passed_over, "stop_token_ids"), "a stop id inside a block does not end the text"),
-    _fault("string-one-late", "stop_strings", _string_late, "a stop string ends the text one token late"),
-    _fault("least-length-ignored", "stopping", _with_params(min_new_tokens=0), "an EOS ends a text before its least length"),
-    _fault("past-the-limit", "stopping", _past_limit, "one token more than asked is emitted"),
-    _fault("limit-called-eos", "stopping", _each(_limit_called_eos), "a text that was cut off says that it ended"),
-    _fault("parameters-of-first-row", "neighbours", _first_params, "the first row's temperature applies to the batch"),
-    _fault("answers-swapped", "greedy", _swapped, "two requests of a batch get each other's answer"),
-    _fault("doubles-share-seed", "reproducibility", _doubles_share_seed, "duplicates in a batch share their randomness"),
-    _fault("seed-ignored", "reproducibility", _seed_ignored, "the same seed gives another text"),
-    _fault("samples-alike", "lossless", _samples_alike, "the n samples of a request are one"),
-    _fault("greedy-row-sampled", "neighbours", _sampled_by_neighbours, "a sampled neighbour makes a greedy row sampled"),
-    _fault("request-lost", "neighbours", _more_than_slots_lost, "more requests than slots: one is never answered"),
-    _fault("stale-prefix-cache", "prefix_cache", _stale, "the last cached slot holds a rejected draft's values"),
-    _fault("context-overrun", "context", _overrun, "past the last position the text goes on without a word"),
-    _fault("overlong-poisons", "context", _poisoned_by_overlong, "one request over the limit spoils all later ones"),
-    _fault("crash", "drafting", _crash, "the engine breaks on its twentieth request"),
-    _fault("id-past-vocabulary", "vocabulary", _each(_id_past_vocabulary), "a padded row of the output layer is emitted"),
-    _fault("draft-answers", "lossless", _draft_answers, "some requests are answered by the draft alone"),
-    _fault("always-greedy", "lossless", _greedy_verification, "verification is greedy whatever the temperature"),
-    _fault("temperature-ignored", "parameters", _asked_otherwise(
+    fault("eos-passed-over", "stopping", partial(_passed_over, "eos_token_ids"), "an EOS inside a block does not end the text"),
+    fault("stop-id-passed-over", "stopping", partial(_passed_over, "stop_token_ids"), "a stop id inside a block does not end the text"),
+    fault("string-one-late", "stop_strings", _string_late, "a stop string ends the text one token late"),
+    fault("least-length-ignored", "stopping", with_params(min_new_tokens=0), "an EOS ends a text before its least length"),
+    fault("past-the-limit", "stopping", _past_limit, "one token more than asked is emitted"),
+    fault("limit-called-eos", "stopping", each(_limit_called_eos), "a text that was cut off says that it ended"),
+    fault("parameters-of-first-row", "neighbours", _first_params, "the first row's temperature applies to the batch"),
+    fault("answers-swapped", "greedy", _swapped, "two requests of a batch get each other's answer"),
+    fault("doubles-share-seed", "reproducibility", _doubles_share_seed, "duplicates in a batch share their randomness"),
+    fault("seed-ignored", "reproducibility", _seed_ignored, "the same seed gives another text"),
+    fault("unseeded-alike", "neighbours", _unseeded_alike, "rows without a seed share their randomness"),
+    fault("unseeded-is-one-token", "neighbours", each(_unseeded_is_one_token), "a row without a seed says one token beside others"),
+    fault("unseeded-moves-seeded", "reproducibility", _unseeded_moves_seeded, "a row without a seed moves the draws of rows with one"),
+    fault("samples-alike", "lossless", _samples_alike, "the n samples of a request are one"),
+    fault("greedy-row-sampled", "neighbours", _sampled_by_neighbours, "a sampled neighbour makes a greedy row sampled"),
+    fault("request-lost", "neighbours", _more_than_slots_lost, "more requests than slots: one is never answered"),
+    fault("stale-prefix-cache", "prefix_cache", _stale, "the last cached slot holds a rejected draft's values"),
+    fault("context-overrun", "context", _overrun, "past the last position the text goes on without a word"),
+    fault("overlong-poisons", "context", _poisoned_by_overlong, "one request over the limit spoils all later ones"),
+    fault("crash", "drafting", _crash, "the engine breaks on its twentieth request"),
+    fault("id-past-vocabulary", "vocabulary", each(_id_past_vocabulary), "a padded row of the output layer is emitted"),
+    fault("draft-answers", "lossless", _draft_answers, "some requests are answered by the draft alone"),
+    fault("always-greedy", "lossless", _greedy_verification, "verification is greedy whatever the temperature"),
+    fault("temperature-ignored", "parameters", asked_otherwise(
         lambda one: one if one.params.greedy else replace(one, params=replace(one.params, temperature=1.0))
     ), "the temperature reaches one side only"),
-    _fault("top-k-ignored", "parameters", _with_params(top_k=0), "top-k is dropped without a word"),
-    _fault("top-p-ignored", "parameters", _with_params(top_p=1.0), "top-p is dropped without a word"),
-    _fault("penalty-ignored", "parameters", _with_params(repetition_penalty=1.0), "the penalty is dropped without a word"),
-    _fault("ban-ignored", "parameters", _with_params(banned_token_ids=()), "banned ids are dropped without a word"),
-    _fault("bonus-counted-accepted", "counters", _sound, "the target's own token counts as accepted", count=_bonus_counted),
-    _fault("first-token-missed", "counters", _sound, "the first accepted token of a draft is not counted", count=_first_missed),
-    _fault("draft-logprobs", "logprobs", _each(_draft_logprobs), "log-probabilities are the draft's"),
-    _fault("processed-logprobs", "logprobs", _each(_processed_logprobs), "log-probabilities are of the processed law"),
-    _fault("shifted-logprobs", "logprobs", _each(_shifted_logprobs), "log-probabilities are shifted by one"),
-    _fault("drafts-thrown-away", "drafting", _thrown_away, "speculation costs its drafts and takes none of them"),
-    _fault("nothing-drafted", "drafting", _silent, "speculation is off without a word", count=_nothing_counted, verdict=Verdict.INCONCLUSIVE),
+    fault("top-k-ignored", "parameters", with_params(top_k=0), "top-k is dropped without a word"),
+    fault("top-p-ignored", "parameters", with_params(top_p=1.0), "top-p is dropped without a word"),
+    fault("penalty-ignored", "parameters", with_params(repetition_penalty=1.0), "the penalty is dropped without a word"),
+    fault("min-p-ignored", "parameters", with_params(min_p=0.0), "min-p is dropped without a word"),
+    fault("no-repeat-ignored", "parameters", with_params(no_repeat_ngram_size=0), "repeats are not kept out, without a word"),
+    fault("ban-ignored", "parameters", with_params(banned_token_ids=()), "banned ids are dropped without a word"),
+    fault("bonus-counted-accepted", "counters", sound, "the target's own token counts as accepted", count=_bonus_counted),
+    fault("first-token-missed", "counters", sound, "the first accepted token of a draft is not counted", count=_first_missed),
+    fault("draft-logprobs", "logprobs", each(_draft_logprobs), "log-probabilities are the draft's"),
+    fault("processed-logprobs", "logprobs", each(_processed_logprobs), "log-probabilities are of the processed law"),
+    fault("shifted-logprobs", "logprobs", each(_shifted_logprobs), "log-probabilities are shifted by one"),
+    fault("drafts-thrown-away", "drafting", _thrown_away, "speculation costs its drafts and takes none of them"),
+    fault("nothing-drafted", "drafting", _silent, "speculation is off without a word", count=_nothing_counted, verdict=Verdict.INCONCLUSIVE),
+    *TEXT_FAULTS,
 )  # fmt: skip
 """What can be wrong with a whole engine."""
