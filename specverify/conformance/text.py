@@ -11,6 +11,7 @@ import torch
 from scipy.special import gammaln
 
 from specverify.conformance.asking import Seen, cell
+from specverify.conformance.told import counted, difference
 from specverify.engines import Capability
 from specverify.engines.schemas import SCHEMAS, texts_of
 from specverify.errors import PlanError, SubjectError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from specverify.conformance.asking import Asking
     from specverify.engines import Telling, Told
-    from specverify.records import DecodeRequest
+    from specverify.records import DecodeCounters, DecodeRequest
 
 __all__ = ["schema", "streams"]
 
@@ -135,7 +136,7 @@ def _look_at_schema(asking: Asking) -> Seen:
     usual = SamplingParams(max_new_tokens=24, eos_token_ids=asking.subject.eos_token_ids)
     wrong: list[Finding] = []
     log_e: list[float] = []
-    number = 0
+    number, before = 0, counted(asking)
     for at, its in enumerate(SCHEMAS):
         texts = texts_of(its)
         if not {character for text in texts for character in text} <= set(known):
@@ -173,10 +174,15 @@ def _look_at_schema(asking: Asking) -> Seen:
         num_samples=number,
         smallest_detectable=_smallest(len(texts_of(SCHEMAS[1])), _SAMPLES_PER_SCHEMA),
     )
+    drafted = difference(before, cast("DecodeCounters", counted(asking))).num_draft_tokens if before else None
     return Seen(
-        summary=f"{number} texts under {len(SCHEMAS)} schemas obey them, and are as frequent as the target's masked law says",
+        summary="nothing was drafted under a schema, so nothing was shown"
+        if drafted == 0
+        else f"{number} texts under {len(SCHEMAS)} schemas obey them, and are as frequent as the target's masked law says",
         wrong=tuple(wrong),
         tests=() if wrong else (test,),
+        measurements={} if drafted is None else {"num_draft_tokens": drafted},
+        verdict=Verdict.INCONCLUSIVE if drafted == 0 else Verdict.PASS,
         num_samples=number,
         sample_unit="texts",
         smallest_detectable=test.smallest_detectable,

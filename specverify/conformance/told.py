@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specverify.engines import Metered
     from specverify.records import DecodeRequest, DecodeTrace
 
-__all__ = ["counters", "drafting", "logprobs", "vocabulary"]
+__all__ = ["counted", "counters", "difference", "drafting", "logprobs", "vocabulary"]
 
 _LEAST_MATCHES = 8
 """Places where draft and target agree at temperature 0, below which nothing follows from no acceptance."""
@@ -44,11 +44,11 @@ def _look_at_drafting(asking: Asking) -> Seen:
         asking.request(one.token_ids, replace(params, temperature=1), name=f"sampled/{one.id}")
         for one in asking.subject.prompts
     ]
-    before, started = _counted(asking), time.perf_counter()
+    before, started = counted(asking), time.perf_counter()
     traces = asking.answers([*greedy, *sampled])
-    elapsed, after = time.perf_counter() - started, _counted(asking)
+    elapsed, after = time.perf_counter() - started, counted(asking)
     tokens = sum(len(trace.token_ids) for trace in traces)
-    told = _difference(before, after) if before is not None and after is not None else None
+    told = difference(before, after) if before is not None and after is not None else None
     by_steps = Capability.STEPS in asking.subject.engine.capabilities and any(trace.steps for trace in traces)
     number = drafted(traces) if by_steps else told.num_draft_tokens if told is not None else None
     measured: dict[str, float | int | str] = {"on_tokens_per_s": tokens / max(elapsed, 1e-9)}
@@ -127,13 +127,15 @@ def _look_at_vocabulary(asking: Asking) -> Seen:
 # ----------------------------------------------------------------------------------------------------------- counters
 
 
-def _counted(asking: Asking) -> DecodeCounters | None:
+def counted(asking: Asking) -> DecodeCounters | None:
+    """What the engine has counted so far, where it counts."""
     if Capability.COUNTERS not in asking.subject.engine.capabilities:
         return None
     return cast("Metered", asking.subject.engine).counters()
 
 
-def _difference(before: DecodeCounters, after: DecodeCounters) -> DecodeCounters:
+def difference(before: DecodeCounters, after: DecodeCounters) -> DecodeCounters:
+    """What it counted in between."""
     earlier = (*before.num_accepted_tokens_per_pos, *[0] * len(after.num_accepted_tokens_per_pos))
     return DecodeCounters(
         num_drafts=after.num_drafts - before.num_drafts,
@@ -146,7 +148,7 @@ def _difference(before: DecodeCounters, after: DecodeCounters) -> DecodeCounters
 
 
 def _look_at_counters(asking: Asking) -> Seen:
-    before = _counted(asking)
+    before = counted(asking)
     if before is None and Capability.STEPS not in asking.subject.engine.capabilities:
         msg = f"{asking.subject.engine.name} tells neither counters nor steps"
         raise PlanError(msg)
@@ -154,7 +156,7 @@ def _look_at_counters(asking: Asking) -> Seen:
     traces = asking.answers(
         [asking.request(one.token_ids, params, name=one.id, num_samples=2) for one in asking.subject.prompts]
     )
-    told = _difference(before, cast("DecodeCounters", _counted(asking))) if before is not None else None
+    told = difference(before, cast("DecodeCounters", counted(asking))) if before is not None else None
     wrong = list(impossible_counters(traces))
     with_steps = all(trace.steps for trace in traces)
     if told is not None:

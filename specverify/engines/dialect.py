@@ -32,8 +32,8 @@ class Ask:
     request: DecodeRequest
     first_sample: int
     num_samples: int
-    seed: int
-    """32 bits, made from the request's seed and the first sample."""
+    seed: int | None
+    """32 bits, made from the request's seed and the first sample; None lets the server choose."""
     model: str
     model_eos_ids: frozenset[int]
     """Ids at which the model's own configuration ends a text."""
@@ -215,7 +215,7 @@ def _llamacpp_payload(ask: Ask) -> dict[str, Any]:
     return {
         "prompt": list(ask.request.prompt_ids),
         "n_predict": params.max_new_tokens,
-        "seed": ask.seed,
+        "seed": -1 if ask.seed is None else ask.seed,
         "samplers": [name for name, wanted in used.items() if wanted],
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -275,7 +275,9 @@ def _tgi_answers(ask: Ask, body: Any) -> list[Answer]:  # noqa: ANN401 - as abov
 
 
 _COMMON = frozenset({"temperature", "top_k", "top_p", "repetition_penalty", "eos_token_ids"})
-_SERVER = frozenset({Capability.STOP_STRINGS, Capability.LOGPROBS})
+_SERVER = frozenset(
+    {Capability.STOP_STRINGS, Capability.LOGPROBS, Capability.UNSEEDED, Capability.STREAM, Capability.SCHEMA}
+)
 
 DIALECTS: dict[str, Dialect] = {
     "vllm": Dialect(

@@ -84,7 +84,10 @@ class FakeEngine:
     def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
         """A piece a step, or a character where a schema is obeyed."""
         if schema:
-            ids = obeying(self.target, request, texts_of(json.loads(schema)))
+            texts = texts_of(json.loads(schema))
+            ids = obeying(self.target, request, texts)
+            if self.draft is not None and request.speculation:
+                self._counted = _sum(self._counted, _forced(letters(ids[:-1]), texts))
             return told(request, ids, FinishReason.EOS, [1] * len(ids) if stream else ())
         (trace,) = self.decode([replace(request, num_samples=1)])
         lengths = [step.num_emitted_tokens for step in trace.steps] or [1] * len(trace.token_ids)
@@ -112,6 +115,15 @@ def obeying(model: RollingModel, request: DecodeRequest, texts: Sequence[str]) -
         law = torch.softmax(logits / (request.params.temperature or 1e-6), -1)
         ids.append(allowed[int(torch.multinomial(law, 1, generator=random))])
     return tuple(ids)
+
+
+def _forced(text: str, texts: Sequence[str]) -> DecodeCounters:
+    """A character that nothing else could stand for is drafted by the grammar, and accepted."""
+    follows = [{each[at] for each in texts if each[:at] == text[:at]} for at in range(len(text))]
+    number = sum(len(each) == 1 for each in follows)
+    return DecodeCounters(
+        num_drafts=number, num_draft_tokens=number, num_accepted_tokens=number, num_accepted_tokens_per_pos=(number,)
+    )
 
 
 def _goes_on(text: str, texts: Sequence[str]) -> bool:

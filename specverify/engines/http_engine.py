@@ -6,20 +6,23 @@ id of its request. The API key comes from the environment variable SPECVERIFY_AP
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
 import stamina
 
-from specverify.engines import Capability
+from specverify.engines import Capability, Told
 from specverify.engines.dialect import Ask, read_counters
+from specverify.engines.http_text import TEXTS, events_of
 from specverify.engines.server import API_KEY, LOOPBACK, redacted
 from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
 from specverify.records import DecodeTrace
@@ -96,6 +99,25 @@ class HttpEngine:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # an interrupt doesn't wait for an answer that is late
 
+    def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
+        """The first sample of a request as the server writes it, whole or put together from its events."""
+        its = TEXTS[self.dialect.name]
+        ask = replace(next(iter(self._asks(request))), num_samples=1, logprobs=False)
+        with _named(ask) as what:
+            payload = self.dialect.payload(ask) | dict(self.extra)
+            payload = its.schema(payload, json.loads(schema)) if schema else payload
+            if not stream:
+                body = json_of(self._called(self._endpoint(request), "POST", self.dialect.path, payload, what), what)
+                pieces: tuple[str, ...] = ()
+            else:
+                payload |= {"stream": True} if its.path == self.dialect.path else {}
+                response = self._called(self._endpoint(request), "POST", its.path, payload, what)
+                events = events_of(response.text, its.last)
+                pieces = tuple(its.pieces(events))
+                body = its.body(events, "".join(pieces))
+            (answer,) = self.dialect.answers(ask, body)
+            return Told(text=its.text(body), token_ids=answer.token_ids, finish=answer.finish, pieces=pieces)
+
     def counters(self) -> DecodeCounters:
         """What the server with speculation tells on `/metrics`."""
         response = self._called(self.on, "GET", "/metrics", None, "the counters")
@@ -109,7 +131,7 @@ class HttpEngine:
                 request=request,
                 first_sample=first,
                 num_samples=min(self.dialect.most_samples, request.num_samples - first),
-                seed=_seed32(request.seed, first),
+                seed=_seed32(request.seed, first) if request.seeded else None,
                 model=endpoint.model,
                 model_eos_ids=self.model_eos_ids,
                 text=text,
@@ -139,16 +161,10 @@ class HttpEngine:
 
     def _answered(self, ask: Ask) -> list[DecodeTrace]:
         request = ask.request
-        what = f"request {request.id} (sample {ask.first_sample}, seed {ask.seed})"
-        try:
+        with _named(ask) as what:
             payload = self.dialect.payload(ask) | dict(self.extra)
             body = json_of(self._called(self._endpoint(request), "POST", self.dialect.path, payload, what), what)
             answers = self.dialect.answers(ask, body)
-        except SubjectError as error:
-            if str(error).startswith(what):
-                raise
-            msg = f"{what}: {error}"
-            raise type(error)(msg) from error
         if len(answers) != ask.num_samples:
             msg = f"{what}: {ask.num_samples} samples were asked for, and {len(answers)} came"
             raise SubjectError(msg)
@@ -200,6 +216,19 @@ class HttpEngine:
             with attempt:
                 return endpoint.client.request(method, path, json=payload)
         raise AssertionError  # the context has returned or raised
+
+
+@contextlib.contextmanager
+def _named(ask: Ask) -> Iterator[str]:
+    """Every finding names its request."""
+    what = f"request {ask.request.id} (sample {ask.first_sample}, seed {ask.seed})"
+    try:
+        yield what
+    except SubjectError as error:
+        if str(error).startswith(what):
+            raise
+        msg = f"{what}: {error}"
+        raise type(error)(msg) from error
 
 
 def _seed32(seed: int, sample: int) -> int:

@@ -125,3 +125,41 @@ def answer_of(dialect: str, ids: list[int], ended: str, n: int = 1):
         return {"tokens": ids, "stop_type": stop_type, "completion_probabilities": [{"logprob": -0.5} for _ in ids]}
     reason = {"length": "length", "eos": "eos_token", "word": "stop_sequence"}[ended]
     return {"details": {"finish_reason": reason, "tokens": [{"id": id_, "logprob": -0.5} for id_ in ids]}}
+
+
+def told_of(dialect: str, ids: list[int], texts: list[str], ended: str):
+    """The same with its text: what `answer_of` gives, and the texts of the ids."""
+    body, text = answer_of(dialect, ids, ended), "".join(texts)
+    if dialect == "vllm":
+        body["choices"][0]["text"] = text
+    else:
+        body[{"sglang": "text", "llamacpp": "content", "tgi": "generated_text"}[dialect]] = text
+    return body
+
+
+def stream_of(dialect: str, blocks: list[list[int]], texts: list[list[str]], ended: str) -> str:
+    """The events in which a server of this dialect hands out these blocks of ids: several tokens in one where it can."""
+    events: list[Any] = []
+    flat, said = [id_ for block in blocks for id_ in block], [text for block in texts for text in block]
+    whole = told_of(dialect, flat, said, ended)
+    if dialect == "tgi":
+        tokens = [{"id": id_, "text": text, "special": id_ == EOS} for id_, text in zip(flat, said, strict=True)]
+        events = [{"token": token, "generated_text": None, "details": None} for token in tokens]
+        details = {name: value for name, value in whole["details"].items() if name != "tokens"}
+        events[-1] |= {"generated_text": "".join(said), "details": details}
+    for number, (block, its) in enumerate(zip(blocks, texts, strict=True)):
+        last, text = number == len(blocks) - 1, "".join(its)
+        if dialect == "vllm":
+            reasons = {name: whole["choices"][0][name] if last else None for name in ("finish_reason", "stop_reason")}
+            events.append({"choices": [{"index": 0, "text": text, "token_ids": block, **reasons}]})
+        elif dialect == "llamacpp":
+            events.append({"content": text, "tokens": block, "stop": False})
+        elif dialect == "sglang":  # the whole so far
+            so_far = [id_ for each in blocks[: number + 1] for id_ in each]
+            text = "".join(each for block_texts in texts[: number + 1] for each in block_texts)
+            meta = {"finish_reason": whole["meta_info"]["finish_reason"] if last else None}
+            events.append({"text": text, "output_ids": so_far, "meta_info": meta})
+    if dialect == "llamacpp":
+        events.append({"content": "", "tokens": [], "stop": True, "stop_type": whole["stop_type"]})
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return "".join(lines) + ("data: [DONE]\n\n" if dialect in {"vllm", "sglang"} else "")
