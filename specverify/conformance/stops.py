@@ -6,10 +6,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specverify.checks.check import Check, asked, reproduce
 from specverify.checks.stop_requests import detokenizer, ended
 from specverify.checks.stopping import stopping
-from specverify.errors import PlanError
+from specverify.errors import PlanError, UsageError
 from specverify.records import SamplingParams
 from specverify.subject import EncodedPrompt
 
@@ -27,6 +29,8 @@ __all__ = ["stop_strings", "stops"]
 
 _REPEATING = 8
 """Texts of two ids."""
+_NARROW, _SEARCHED, _LENGTH, _OWN_EOS_LENGTH, _PROMPTS_PER_PLACE = 256, 512, 6, 14, 3
+"""Where a text that ends by itself is looked for: ids at most, prompts and their tokens; tokens of a text, prompts kept."""
 
 
 def _rounds(subject: Subject, plan: Plan, *, strings: bool) -> Iterable[Round]:
@@ -34,12 +38,68 @@ def _rounds(subject: Subject, plan: Plan, *, strings: bool) -> Iterable[Round]:
     if strings and detokenizer(subject) is None:
         msg = f"{subject.engine.name} takes no stop strings"
         raise PlanError(msg)
+    if not strings and _takes_its_own_eos_alone(subject, plan):
+        yield from _own_eos(subject, plan)
+        return
     for each in stopping.rounds(subject, plan):
         kept = tuple(one for one in each if not one.speculation or bool(one.params.stop_strings) is strings)
         if kept:
             yield kept
     if "banned_token_ids" in subject.engine.parameters:
         yield from _repeating(subject, plan, strings=strings)
+
+
+def _takes_its_own_eos_alone(subject: Subject, plan: Plan) -> bool:
+    """Whether another id is refused aloud as an EOS, as llama.cpp does: the model's own then has to show it all."""
+    if "eos_token_ids" not in subject.engine.parameters:
+        return True
+    other = next(token for token in range(subject.target.vocab_size) if token not in subject.eos_token_ids)
+    params = SamplingParams(temperature=0, max_new_tokens=1, eos_token_ids=(other,))
+    try:
+        list(subject.engine.decode(asked("stopping/refused", plan, subject.prompts[:1], params)))
+    except UsageError:
+        return True
+    return False
+
+
+def _own_eos(subject: Subject, plan: Plan) -> Iterable[Round]:
+    """Prompts after which the target's own EOS falls at each place of a text; limits around it, and none.
+
+    Raises `PlanError` for a vocabulary in which no search finds them.
+    """
+    if not subject.eos_token_ids or subject.target.vocab_size > _NARROW:
+        msg = f"{subject.engine.name} ends a text at the model's own EOS alone, and no prompt is known that leads to it"
+        raise PlanError(msg)
+    base = SamplingParams(temperature=0, max_new_tokens=_OWN_EOS_LENGTH, eos_token_ids=subject.eos_token_ids)
+    ending = _prompts_that_end(subject, plan, base)
+    references = [asked("stopping/off", plan, (prompt,), base, speculation=False)[0] for _, prompt in ending]
+    wanted: list[DecodeRequest] = []
+    for at, prompt in ending:
+        wanted += asked(f"stopping/own eos@{at}", plan, (prompt,), base)
+        for limit in range(max(1, at), min(at + 2, _OWN_EOS_LENGTH) + 1):
+            short = replace(base, max_new_tokens=limit)
+            wanted += asked(f"stopping/limit={limit},own eos@{at}", plan, (prompt,), short)
+    yield tuple(references)
+    yield tuple(wanted)
+
+
+def _prompts_that_end(subject: Subject, plan: Plan, base: SamplingParams) -> list[tuple[int, EncodedPrompt]]:
+    """A few prompts for each place at which the greedy text of the target ends, with that place."""
+    random = np.random.default_rng(plan.seed)
+    ordinary = [token for token in range(subject.target.vocab_size) if token not in subject.eos_token_ids]
+    texts = [[ordinary[int(at)] for at in row] for row in random.integers(len(ordinary), size=(_SEARCHED, _LENGTH))]
+    found: dict[int, list[EncodedPrompt]] = {at: [] for at in range(base.max_new_tokens)}
+    for at in range(base.max_new_tokens):
+        chosen = subject.target.logits(texts)[:, -1].argmax(-1).tolist() if texts else []
+        going = []
+        for text, token in zip(texts, chosen, strict=True):
+            if token not in subject.eos_token_ids:
+                going.append([*text, token])
+            elif len(found[at]) < _PROMPTS_PER_PLACE:
+                name = f"ends@{at},{len(found[at])}"
+                found[at].append(EncodedPrompt(id=name, domain="ending", token_ids=tuple(text[:_LENGTH])))
+        texts = going
+    return [(at, prompt) for at, prompts in found.items() for prompt in prompts]
 
 
 def _repeating(subject: Subject, plan: Plan, *, strings: bool) -> Iterable[Round]:

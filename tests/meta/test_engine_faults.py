@@ -102,3 +102,33 @@ def test_what_an_engine_refuses_aloud_is_not_asked():
     (result,) = qualify_engine(Refuses(sound), None, None, _laws(sound), plan).checks
     assert result.verdict is Verdict.PASS
     assert any("does not take it: min_p" in finding.text for finding in result.findings)
+
+
+class _ItsOwnEosAlone:
+    """An engine that ends a text at EOS 0 and at no id of the request's, and says so."""
+
+    def __init__(self, inner):
+        self.inner, self.name = inner, "its own EOS alone"
+        self.capabilities = inner.capabilities
+        self.parameters = inner.parameters - {"stop_token_ids", "min_new_tokens"}
+
+    def decode(self, requests):
+        from specverify.errors import RequestRefused
+
+        if any(set(request.params.eos_token_ids) - {0} for request in requests):
+            msg = "another EOS than the model's own"
+            raise RequestRefused(msg)
+        return self.inner.decode(requests)
+
+    def counters(self):
+        return self.inner.counters()
+
+
+@pytest.mark.parametrize(("fault", "verdict"), [("", Verdict.PASS), ("eos-passed-over", Verdict.FAIL)])
+def test_an_engine_with_no_eos_but_its_own_is_held_to_that(fault, verdict):
+    """By prompts after which the target says it, at every place of a text."""
+    sound = fake_engine()
+    engine = _ItsOwnEosAlone(find_engine_fault(fault).plant(sound) if fault else sound)
+    (result,) = qualify_engine(engine, None, None, _laws(sound), engine_plan("quick", only=("stopping",))).checks
+    assert result.verdict is verdict, result.summary
+    assert result.measurements["num_texts"] > 80
