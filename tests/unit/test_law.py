@@ -46,6 +46,12 @@ def test_autoregressive_law_is_the_product_of_conditionals() -> None:
     })  # fmt: skip
 
 
+def test_autoregressive_law_normalises_and_lists_only_what_can_happen() -> None:
+    """A table that was built from weights, with an impossible id."""
+    unnormalised = TableModel(tuple(level + torch.tensor(3.0).log() for level in constant(0.75, 0.25, 0.0).levels))
+    assert autoregressive_law(unnormalised, max_new_tokens=1) == pytest.approx({(0,): 0.75, (1,): 0.25})
+
+
 def test_greedy_law_takes_the_lowest_of_the_most_probable_and_stops_at_eos() -> None:
     """Ids 1 and 2 are equally probable."""
     table = constant(0.2, 0.4, 0.4)

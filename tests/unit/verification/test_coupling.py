@@ -79,3 +79,25 @@ def test_equal_laws_always_agree():
     """Then the match probability is 1."""
     p = random_table(5, 1, seed=3).levels[1].exp()
     assert match_probability(p, p).tolist() == pytest.approx([1.0] * 5)
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+def test_the_match_probability_is_its_sum(zeros):
+    """Term by term as [Daliri2024] prints it, for every row of a block, with ids that one law or both exclude."""
+    p, q = (random_table(6, 1, seed=seed, zeros=zeros).levels[1].exp()[:6].view(2, 3, 6) for seed in (4, 5))
+    q[0, 1] = p[0, 1]
+    wanted = [
+        sum(
+            1 / sum(max(other_p / own_p, other_q / own_q) for other_p, other_q in zip(first, second, strict=True))
+            for own_p, own_q in zip(first, second, strict=True)
+            if own_p > 0 and own_q > 0
+        )
+        for first, second in zip(p.flatten(0, 1).tolist(), q.flatten(0, 1).tolist(), strict=True)
+    ]
+    assert match_probability(p, q).flatten().tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_disjoint_laws_never_agree():
+    """Nothing that one can say the other can."""
+    p, q = torch.tensor([[0.5, 0.5, 0, 0]]), torch.tensor([[0, 0, 0.25, 0.75]])
+    assert match_probability(p, q).tolist() == [0.0]
