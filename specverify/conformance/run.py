@@ -140,8 +140,19 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
     if run.name == "fake":
         options = dict(given.options) | {"opposed": "yes" if opposed else "no"}
         return replace(given, options=tuple(options.items()), eos_token_ids=(0,))
-    pair = write_calibration_pair(folder, opposed=opposed, seed=plan.seed, gguf=run.name == "llamacpp")
+    pair = write_calibration_pair(
+        folder,
+        opposed=opposed,
+        seed=plan.seed,
+        gguf=run.name == "llamacpp",
+        own_tokenizer=_draft_has_a_tokenizer_of_its_own(given),
+    )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
+
+
+def _draft_has_a_tokenizer_of_its_own(settings: EngineSettings) -> bool:
+    """An option of transformers, under which its drafts go through text; the draft's law is then none over the target's ids."""
+    return dict(settings.options).get("different_tokenizers") == "yes"
 
 
 def _eos_of(folder: Path) -> tuple[int, ...]:
@@ -161,9 +172,10 @@ def laws_of(engine: Engine, settings: EngineSettings, plan: Plan, *, name: str =
             engine.target, engine.draft, eos_token_ids=settings.eos_token_ids, seed=plan.seed, detokenize=letters
         )
     eos = settings.eos_token_ids
-    return laws_of_folders(
+    laws = laws_of_folders(
         settings.target, settings.draft, eos_token_ids=eos, max_length=settings.max_length, seed=plan.seed, name=name
     )
+    return replace(laws, draft=None) if _draft_has_a_tokenizer_of_its_own(settings) else laws
 
 
 def _planted(engine: Engine, fault: str) -> Engine:
