@@ -41,11 +41,13 @@ def main() -> None:
         alarms += [f"seed {seed}: {name}: {said}" for name, said in new.items()]
         thin = [one.id for one in certificate.checks if one.verdict is Verdict.INCONCLUSIVE]
         took = f"{time.perf_counter() - started:.0f} s ({time.process_time() - used:.0f} s of CPU here)"
-        print(
-            f"seed {seed}: {len(certificate.checks)} cells, {len(new)} alarms, not decided {thin}, {took}", flush=True
-        )
-    print(f"{given.runs} runs, {held} cells held, {len(alarms)} alarms")
-    print("\n".join(alarms))
+        say(f"seed {seed}: {len(certificate.checks)} cells, {len(new)} alarms, not decided {thin}, {took}")
+    say("\n".join([f"{given.runs} runs, {held} cells held, {len(alarms)} alarms", *alarms]))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
