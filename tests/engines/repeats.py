@@ -30,7 +30,8 @@ def main() -> None:
     settings = EngineSettings(target=Path(), options=pairs, max_batch_size=given.max_batch_size)
     without = set(filter(None, given.without.split(",")))
     only = tuple(cell.id for cell in CELLS if cell.id not in without) if without else ()
-    alarms, held = [], 0
+    alarms: list[str] = []
+    held = 0
     for seed in range(given.first_seed, given.first_seed + given.runs):
         started, used = time.perf_counter(), time.process_time()
         plan = engine_plan(given.budget, seed=seed, only=only)
@@ -38,11 +39,13 @@ def main() -> None:
         held += len(certificate.checks)
         failed = {one.id: one.summary for one in certificate.checks if one.verdict is Verdict.FAIL}
         new = {name: said for name, said in failed.items() if name.partition(",")[0] not in given.known.split(",")}
-        alarms += [f"seed {seed}: {name}: {said}" for name, said in new.items()]
+        alarms += new
         thin = [one.id for one in certificate.checks if one.verdict is Verdict.INCONCLUSIVE]
         took = f"{time.perf_counter() - started:.0f} s ({time.process_time() - used:.0f} s of CPU here)"
         say(f"seed {seed}: {len(certificate.checks)} cells, {len(new)} alarms, not decided {thin}, {took}")
-    say("\n".join([f"{given.runs} runs, {held} cells held, {len(alarms)} alarms", *alarms]))
+        for name, said in new.items():
+            say(f"  {name}: {said}")
+    say(f"{given.runs} runs, {held} cells held, {len(alarms)} alarms")
 
 
 def say(line: str) -> None:
