@@ -2,7 +2,7 @@
 
 Note [Pairs of a run]: a near draft is accepted often enough that stops fall at every offset of a block; an opposed one makes
 every leak of the draft large. So all cells run on the near pair, and the law and greedy exactness once more on the opposed
-one, and with one, eight and sixteen drafts a step.
+one, there with one draft a step, too, and on the near one with eight and sixteen.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specverify.callables import resolved
-from specverify.conformance.cells import CELLS, certificate_of, engine_plan, held, hold_cells, qualify_engine
+from specverify.conformance.cells import CELLS, certificate_of, engine_plan, held, hold_cells
 from specverify.conformance.laws import laws_of_folders, laws_of_models, on_subject
 from specverify.engines import Capability, EngineSettings
 from specverify.engines.fake import FakeEngine, letters
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from specverify.conformance.laws import Laws
-    from specverify.engines import Engine, EngineFactory
+    from specverify.engines import Engine
     from specverify.plan import Plan
     from specverify.records import Certificate, CheckResult
     from specverify.watch import Watch
 
 __all__ = ["Arms", "EngineRun", "opened_arms", "run_conformance", "run_engine"]
 
-_DRAFT_COUNTS = (1, 8, 16)
+_DRAFT_COUNTS = ((1, True), (8, False), (16, False))
+"""And whether the draft is opposed: only a near one is accepted deep inside a long block."""
 _VARIED = ("greedy", "lossless")
 """Cells that are held once more with other drafts."""
 _REOPENED = ("reference", "transformers", "transformers-lookup", "fake")
@@ -63,6 +64,8 @@ class EngineRun:
     fault: str = ""
     """Planted in the fake, to see a cell fail."""
     command: str = "specverify qualify"
+    given: Callable[..., Any] | None = None
+    """The engine itself, or what makes one, in place of a name that is looked up."""
 
     @property
     def calibrated(self) -> bool:
@@ -81,7 +84,12 @@ class Arms:
 
 @contextlib.contextmanager
 def opened_arms(
-    name: str, settings: EngineSettings, *, off: str = "", say: Callable[[str], None] = _nobody
+    name: str,
+    settings: EngineSettings,
+    *,
+    off: str = "",
+    given: Callable[..., Any] | None = None,
+    say: Callable[[str], None] = _nobody,
 ) -> Iterator[Arms]:
     """All three; whatever they started ends with the context.
 
@@ -89,15 +97,15 @@ def opened_arms(
     called without a draft. Where it is none of these, the target alone is decoded here in its place.
     """
     with contextlib.ExitStack() as stack:
-        on = stack.enter_context(opened(name, settings, say=say))
+        on = stack.enter_context(opened(name, settings, given=given, say=say))
         without = replace(settings, draft=None)
         if off:
             yield Arms(on, stack.enter_context(opened(off, without, say=say)), None)
         elif Capability.SPECULATION_SWITCH in on.capabilities:
             again = stack.enter_context(opened(name, without, say=say)) if name in _REOPENED else None
             yield Arms(on, on, again)
-        elif ":" in name and not decodes(resolved(name)):
-            yield Arms(on, *(stack.enter_context(opened(name, without, say=say)) for _ in range(2)))
+        elif (given or ":" in name) and not decodes(given or resolved(name)):
+            yield Arms(on, *(stack.enter_context(opened(name, without, given=given, say=say)) for _ in range(2)))
         else:
             yield Arms(on, None, None)
 
@@ -113,7 +121,7 @@ def run_engine(
         raise PlanError(msg)
     with tempfile.TemporaryDirectory(prefix="specverify-") as folder:
         settings = settings_of(run, Path(folder) / "near", plan, opposed=False)
-        with opened_arms(run.name, settings, off=run.off, say=say) as arms:
+        with opened_arms(run.name, settings, off=run.off, given=run.given, say=say) as arms:
             laws = laws_of(arms.on, settings, plan, name="the calibration pair" if run.calibrated else "")
             on = _planted(arms.on, run.fault)
             results = hold_cells(on, arms.off, arms.off2, laws, plan, watch=watch, command=run.command)
@@ -140,8 +148,19 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
     if run.name == "fake":
         options = dict(given.options) | {"opposed": "yes" if opposed else "no"}
         return replace(given, options=tuple(options.items()), eos_token_ids=(0,))
-    pair = write_calibration_pair(folder, opposed=opposed, seed=plan.seed, gguf=run.name == "llamacpp")
+    pair = write_calibration_pair(
+        folder,
+        opposed=opposed,
+        seed=plan.seed,
+        gguf=run.name == "llamacpp",
+        own_tokenizer=_draft_has_a_tokenizer_of_its_own(given),
+    )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
+
+
+def _draft_has_a_tokenizer_of_its_own(settings: EngineSettings) -> bool:
+    """An option of transformers, under which its drafts go through text; the draft's law is then none over the target's ids."""
+    return dict(settings.options).get("different_tokenizers") == "yes"
 
 
 def _eos_of(folder: Path) -> tuple[int, ...]:
@@ -161,9 +180,10 @@ def laws_of(engine: Engine, settings: EngineSettings, plan: Plan, *, name: str =
             engine.target, engine.draft, eos_token_ids=settings.eos_token_ids, seed=plan.seed, detokenize=letters
         )
     eos = settings.eos_token_ids
-    return laws_of_folders(
+    laws = laws_of_folders(
         settings.target, settings.draft, eos_token_ids=eos, max_length=settings.max_length, seed=plan.seed, name=name
     )
+    return replace(laws, draft=None) if _draft_has_a_tokenizer_of_its_own(settings) else laws
 
 
 def _planted(engine: Engine, fault: str) -> Engine:
@@ -182,10 +202,12 @@ def _variants(
         return
     few = replace(plan, lossless_tokens=min(_FEW_TOKENS, plan.lossless_tokens), largest_undetected_shift=0.15)
     varied = [("opposed draft", plan, True)]
-    varied += [(f"{count} drafts", replace(few, num_speculative_tokens=count), True) for count in _DRAFT_COUNTS]
+    varied += [
+        (f"{count} drafts", replace(few, num_speculative_tokens=count), opposed) for count, opposed in _DRAFT_COUNTS
+    ]
     for name, its, opposed in varied:
-        settings = settings_of(run, folder / "opposed", its, opposed=opposed)
-        with opened_arms(run.name, settings, off=run.off, say=say) as arms:
+        settings = settings_of(run, folder / ("opposed" if opposed else "near"), its, opposed=opposed)
+        with opened_arms(run.name, settings, off=run.off, given=run.given, say=say) as arms:
             subject = on_subject(arms.on, arms.off, laws_of(arms.on, settings, its), command=run.command)
             for cell in chosen:
                 yield _named(held(cell, subject, its, watch), name)
@@ -201,12 +223,13 @@ def _named(result: CheckResult, name: str) -> CheckResult:
 
 
 def run_conformance(
-    engine: EngineFactory | str, *, settings: EngineSettings | None = None, budget: str = "quick", seed: int = 17
+    engine: Callable[..., Any] | str, *, settings: EngineSettings | None = None, budget: str = "quick", seed: int = 17
 ) -> Certificate:
     """One call for an engine author's own tests: every cell on a calibration pair that is written for it.
 
-    `engine` is a factory `(EngineSettings) -> context manager of an Engine`, or a name as on the command line. The OFF arm
-    is the same engine with `speculation=False`, where it can do that, or the factory's without a draft.
+    `engine` is a factory `(EngineSettings) -> Engine`, a context manager of one, a function that decodes or a factory of
+    one, or a name as on the command line. The OFF arm is the same engine with `speculation=False`, where it can do that, or
+    the factory's without a draft.
     Raises `ClaimViolated`, which names each cell that fails with its evidence.
 
         def test_my_engine_is_sound():
@@ -215,21 +238,15 @@ def run_conformance(
     plan = engine_plan(budget, seed=seed)
     given = settings if settings is not None else EngineSettings(target=Path())
     if isinstance(engine, str):
-        certificate = run_engine(EngineRun(name=engine, settings=given, command=f"specverify qualify {engine}"), plan)
+        run = EngineRun(name=engine, settings=given, command=f"specverify qualify {engine}")
     else:
-        certificate = _from_factory(engine, given, plan)
+        name = (
+            f"{engine.__module__}:{engine.__qualname__}" if hasattr(engine, "__qualname__") else type(engine).__name__
+        )
+        run = EngineRun(name=name, settings=given, given=engine, command=f"specverify qualify {name}")
+    certificate = run_engine(run, plan)
     if certificate.verdict is Verdict.FAIL:
         failed = [f"  {one.id}: {one.summary}" for one in certificate.checks if one.verdict is Verdict.FAIL]
         msg = "\n".join([certificate.headline, *failed])
         raise ClaimViolated(msg)
     return certificate
-
-
-def _from_factory(factory: EngineFactory, given: EngineSettings, plan: Plan) -> Certificate:
-    run = EngineRun(name="factory", settings=given)
-    with tempfile.TemporaryDirectory(prefix="specverify-") as folder, contextlib.ExitStack() as stack:
-        settings = settings_of(run, Path(folder) / "near", plan, opposed=False)
-        on = stack.enter_context(factory(settings))
-        switched = Capability.SPECULATION_SWITCH in on.capabilities
-        off = on if switched else stack.enter_context(factory(replace(settings, draft=None)))
-        return qualify_engine(on, off, None, laws_of(on, settings, plan), plan)

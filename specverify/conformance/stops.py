@@ -38,11 +38,14 @@ def _rounds(subject: Subject, plan: Plan, *, strings: bool) -> Iterable[Round]:
     if strings and detokenizer(subject) is None:
         msg = f"{subject.engine.name} takes no stop strings"
         raise PlanError(msg)
-    if not strings and _takes_its_own_eos_alone(subject, plan):
+    own_alone = _takes_its_own_eos_alone(subject, plan)
+    if own_alone and not strings:
         yield from _own_eos(subject, plan)
         return
     for each in stopping.rounds(subject, plan):
         kept = tuple(one for one in each if not one.speculation or bool(one.params.stop_strings) is strings)
+        if own_alone:  # it ends a text there, asked or not
+            kept = tuple(_with_eos(one, subject.eos_token_ids) for one in kept)
         if kept:
             yield kept
     if "banned_token_ids" in subject.engine.parameters:
@@ -60,6 +63,10 @@ def _takes_its_own_eos_alone(subject: Subject, plan: Plan) -> bool:
     except UsageError:
         return True
     return False
+
+
+def _with_eos(request: DecodeRequest, eos_token_ids: tuple[int, ...]) -> DecodeRequest:
+    return replace(request, params=replace(request.params, eos_token_ids=eos_token_ids))
 
 
 def _own_eos(subject: Subject, plan: Plan) -> Iterable[Round]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from specverify.engines import Engine, EngineFactory, EngineSettings
 
-__all__ = ["ENGINES", "find_engine", "opened"]
+__all__ = ["ENGINES", "factory_of", "find_engine", "opened"]
 
 ENGINES: dict[str, str] = {
     "reference": "specverify.engines.reference:opened",
@@ -42,7 +42,7 @@ def find_engine(name: str) -> EngineFactory:
     Raises `PlanError` with the nearest name, or `UsageError` that says what to install.
     """
     if ":" in name:
-        return _users_own(name)
+        return factory_of(resolved(name), name)
     if name not in ENGINES:
         near = get_close_matches(name, ENGINES, n=1, cutoff=0.4)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(ENGINES)}, or module:callable of your own"
@@ -59,17 +59,25 @@ def find_engine(name: str) -> EngineFactory:
 
 
 @contextlib.contextmanager
-def opened(name: str, settings: EngineSettings, *, say: Callable[[str], None] = lambda _: None) -> Iterator[Engine]:
-    """The engine of a name; its servers end with the context, whatever happened. What takes long is told to `say`."""
-    factory = find_engine(name)
+def opened(
+    name: str,
+    settings: EngineSettings,
+    *,
+    given: Callable[..., Any] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[Engine]:
+    """The engine of a name, or of what is `given` under that name; its servers end with the context, whatever happened.
+
+    What takes long is told to `say`.
+    """
+    factory = find_engine(name) if given is None else factory_of(given, name)
     more: dict[str, Any] = {"say": say} if "say" in inspect.signature(factory).parameters else {}
     with factory(settings, **more) as engine:
         yield engine
 
 
-def _users_own(name: str) -> EngineFactory:
-    """A function that decodes, or one that makes an engine, a context of one, or a function that decodes."""
-    given = resolved(name)
+def factory_of(given: Callable[..., Any], name: str) -> EngineFactory:
+    """Of a function that decodes, or of one that makes an engine, a context of one, or a function that decodes."""
 
     @contextlib.contextmanager
     def factory(settings: EngineSettings) -> Iterator[Engine]:

@@ -10,6 +10,7 @@ are printable characters, JSON's among them, so that servers detokenise, stop at
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import secrets
@@ -25,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specverify.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from jaxtyping import Float
@@ -45,6 +47,8 @@ _SPREAD = 1.5
 """Standard deviation of the logits: the likeliest of 32 tokens has about 0.27, and the entropy is 2.6 nats of 3.5."""
 _DISTURBED = 0.35
 """Of a near draft's head, in its own standard deviations."""
+_MERGED = ("a", "b")
+"""Two characters that are one token of a draft with a tokenizer of its own."""
 _CONTENTS = "calibration.json"
 """Says what the folder was made from."""
 
@@ -63,11 +67,18 @@ class CalibrationPair:
 
 
 def write_calibration_pair(
-    folder: Path, *, vocab_size: int = 32, opposed: bool = True, seed: int = 0, gguf: bool = False
+    folder: Path,
+    *,
+    vocab_size: int = 32,
+    opposed: bool = True,
+    seed: int = 0,
+    gguf: bool = False,
+    own_tokenizer: bool = False,
 ) -> CalibrationPair:
     """Write target and draft under `folder`, all of it or nothing; the same arguments give the same weights.
 
-    `opposed` turns the draft's head round; otherwise the draft is near the target. A folder that holds this very pair is left
+    `opposed` turns the draft's head round; otherwise the draft is near the target. `own_tokenizer` gives the draft one
+    with the ids from the last to the first, and a token more, of two characters. A folder that holds this very pair is left
     as it is. Raises `OutputError` where it holds anything else or can't be written, `UsageError` for a vocabulary that
     the alphabet doesn't reach, or where `gguf` is asked for and the package isn't installed.
 
@@ -79,14 +90,20 @@ def write_calibration_pair(
             "narrow vocabularies show most"
         )
         raise UsageError(msg)
-    contents = {"vocab_size": vocab_size, "opposed": opposed, "seed": seed, "gguf": gguf}
+    contents = {
+        "vocab_size": vocab_size,
+        "opposed": opposed,
+        "seed": seed,
+        "gguf": gguf,
+        "own_tokenizer": own_tokenizer,
+    }
     pair = _pair(folder, vocab_size, gguf=gguf)
     if _holds(folder, contents):
         return pair
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
     try:
         aside.mkdir(parents=True)
-        _write(_pair(aside, vocab_size, gguf=gguf), opposed=opposed, seed=seed)
+        _write(_pair(aside, vocab_size, gguf=gguf), opposed=opposed, seed=seed, own_tokenizer=own_tokenizer)
         (aside / _CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()  # only an empty one goes
@@ -120,12 +137,16 @@ def _holds(folder: Path, contents: dict[str, int | bool]) -> bool:
         return False
 
 
-def _write(pair: CalibrationPair, *, opposed: bool, seed: int) -> None:
+def _write(pair: CalibrationPair, *, opposed: bool, seed: int, own_tokenizer: bool) -> None:
     target = _random_model(pair.vocab_size, seed)
-    tokenizer = _tokenizer(pair.vocab_size)
-    folders = ((pair.target, pair.target_gguf), (pair.draft, pair.draft_gguf))
-    for model, (folder, file) in zip((target, _drafting(target, seed, opposed=opposed)), folders, strict=True):
-        _write_folder(model, tokenizer, folder)
+    draft, tokens = _drafting(target, seed, opposed=opposed), _tokens(pair.vocab_size)
+    _write_folder(target, _tokenizer(tokens), pair.target)
+    if own_tokenizer:
+        draft = _with_other_ids(draft, seed)
+        _write_folder(draft, _tokenizer([*tokens[::-1], "".join(_MERGED)], merges=[_MERGED]), pair.draft)
+    else:
+        _write_folder(draft, _tokenizer(tokens), pair.draft)
+    for model, file in ((target, pair.target_gguf), (draft, pair.draft_gguf)):
         if file is not None:
             _write_gguf(model, file)
 
@@ -147,11 +168,9 @@ def _tokens(vocab_size: int) -> list[str]:
     return [*ALPHABET[: vocab_size - 1], EOS]
 
 
-def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE without merges: each character is its own token, and text that has no token is left out."""
-    tokenizer = Tokenizer(
-        models.BPE(vocab={token: index for index, token in enumerate(_tokens(vocab_size))}, merges=[])
-    )
+def _tokenizer(tokens: Sequence[str], *, merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, mostly without merges: each character is its own token, and text that has no token is left out."""
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
@@ -210,6 +229,21 @@ def _drafting(target: LlamaForCausalLM, seed: int, *, opposed: bool) -> LlamaFor
         random = torch.Generator().manual_seed(seed + 1)
         head.add_(_DISTURBED * _SPREAD / _HIDDEN**0.5 * torch.randn(head.shape, generator=random))
     return draft
+
+
+@torch.no_grad()
+def _with_other_ids(model: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
+    """The same law of characters under ids from the last to the first, and beside them the token of two."""
+    config = copy.deepcopy(model.config)
+    config.vocab_size, config.eos_token_id = model.config.vocab_size + 1, 0
+    other = _blank(config)
+    random = torch.Generator().manual_seed(seed + 2)
+    state = model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        row = state[name].std() * torch.randn((1, _HIDDEN), generator=random)
+        state[name] = torch.cat((state[name].flip(0), row))
+    other.load_state_dict(state)
+    return other
 
 
 # ------------------------------------------------------------------------------------------------------------- GGUF

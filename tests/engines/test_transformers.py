@@ -101,3 +101,29 @@ def test_a_folder_that_is_no_model_is_one_sentence():
 
     with pytest.raises(PairError), opened("transformers", EngineSettings(target=Path("nothing-here"))):
         pass
+
+
+@pytest.mark.parametrize("name", ["transformers", "transformers-lookup"])
+def test_a_stream_says_what_is_said_whole(settings, name):
+    """Through transformers' own streamer, with the ids that it was given."""
+    with opened(name, settings) as engine:
+        for request in (REQUEST, GREEDY, replace(GREEDY, speculation=False)):
+            whole, streamed = engine.tell(request), engine.tell(request, stream=True)
+            assert (streamed.text, streamed.token_ids, streamed.finish) == (whole.text, whole.token_ids, whole.finish)
+            assert "".join(streamed.pieces) == whole.text
+        (trace, _) = engine.decode([REQUEST])
+        assert engine.tell(REQUEST).token_ids == trace.token_ids
+
+
+def test_a_request_without_a_seed_says_another_thing_each_time(settings):
+    """Twelve tokens don't agree by chance."""
+    with opened("transformers", settings) as engine:
+        request = replace(REQUEST, seeded=False, params=replace(PARAMS, max_new_tokens=12, eos_token_ids=()))
+        texts = {trace.token_ids for _ in range(2) for trace in engine.decode([request])}
+    assert len(texts) == 4
+
+
+def test_a_schema_is_refused_aloud(settings):
+    """`generate` has none."""
+    with opened("transformers", settings) as engine, pytest.raises(PlanError, match="takes no JSON schema"):
+        engine.tell(REQUEST, schema="{}")

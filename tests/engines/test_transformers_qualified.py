@@ -13,6 +13,7 @@ from specverify.records import Verdict
 MODES = [("transformers", ()), ("transformers", (("early_exit", "1"),)), ("transformers-lookup", ())]
 KNOWN = {"stop_strings"}
 """docs/engines.md has the smallest reproductions."""
+TRANSLATED = (("different_tokenizers", "yes"),)
 
 
 def failed(name: str, options: tuple[tuple[str, str], ...], *only: str) -> set[str]:
@@ -32,3 +33,14 @@ def test_a_few_cells_hold():
 def test_nothing_but_the_known_fails(name, options):
     """Assisted generation, early exit and prompt lookup, every cell."""
     assert failed(name, options) <= KNOWN
+
+
+def test_a_draft_with_a_tokenizer_of_its_own_breaks_greedy_requests_after_sampled_ones():
+    """A fault of transformers, found here: a sampled call prunes the draft's head in place. When this fails, it has been mended."""
+    assert "drafting" in failed("transformers", TRANSLATED, "drafting")
+
+
+@pytest.mark.nightly
+def test_a_draft_with_a_tokenizer_of_its_own_changes_the_law():
+    """Another one: the draft's logits are read in another order than they are written. When this fails, it has been mended."""
+    assert "lossless, opposed draft" in failed("transformers", TRANSLATED, "lossless")

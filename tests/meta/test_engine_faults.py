@@ -118,10 +118,23 @@ class _ItsOwnEosAlone:
         if any(set(request.params.eos_token_ids) - {0} for request in requests):
             msg = "another EOS than the model's own"
             raise RequestRefused(msg)
-        return self.inner.decode(requests)
+        eos = {request: () if (0,) in request.params.banned_token_ids else (0,) for request in requests}
+        own = [replace(request, params=replace(request.params, eos_token_ids=eos[request])) for request in requests]
+        rows = (request for request in requests for _ in range(request.num_samples))
+        for request, trace in zip(rows, self.inner.decode(own), strict=True):
+            yield replace(trace, request=request)
 
     def counters(self):
         return self.inner.counters()
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_stop_strings_are_held_where_a_text_ends_at_the_models_own_eos_unasked(seed):
+    """An EOS that comes first is no missed stop string."""
+    sound = fake_engine()
+    plan = engine_plan("quick", only=("stop_strings",), seed=seed)
+    (result,) = qualify_engine(_ItsOwnEosAlone(sound), None, None, _laws(sound, seed), plan).checks
+    assert result.verdict is Verdict.PASS, result.summary
 
 
 @pytest.mark.parametrize(("fault", "verdict"), [("", Verdict.PASS), ("eos-passed-over", Verdict.FAIL)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specverify.conformance import cells, run_conformance
+from specverify.conformance import cells, run, run_conformance
 from specverify.conformance.run import opened_arms
 from specverify.conformance.told import counters, drafting
 from specverify.engines import EngineSettings
@@ -36,14 +36,15 @@ def faulty(settings):
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two cells, and the OFF arm unasked: what they find is tested elsewhere."""
-    monkeypatch.setattr(cells, "CELLS", (drafting, counters))
+    for module in (cells, run):
+        monkeypatch.setattr(module, "CELLS", (drafting, counters))
     monkeypatch.setattr(cells, "OFF_CELLS", ())
 
 
 @pytest.fixture(autouse=True)
 def known_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whatever has a target and a draft of its own, as the fake has."""
-    from specverify.conformance import laws_of_models, run
+    from specverify.conformance import laws_of_models
     from specverify.engines.fake import letters
 
     def laws(engine, settings, plan, **names):
