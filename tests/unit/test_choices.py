@@ -11,7 +11,7 @@ from specverify.choices import Stream, inverse_cdf
 from specverify.choices.enumerate import Enumerate, every_path
 from specverify.choices.philox import Philox, philox4x32, uniform53
 from specverify.choices.scripted import Scripted
-from specverify.choices.splitmix import SplitMix, mix64
+from specverify.choices.splitmix import SplitMix
 from specverify.errors import InternalError
 from specverify.verification import Proposal
 from specverify.verification.chain import chain_rejection
@@ -196,46 +196,6 @@ def test_a_row_without_mass_is_an_internal_error() -> None:
     """It must never be answered with some id."""
     with pytest.raises(InternalError, match="without positive probability"):
         inverse_cdf(torch.zeros(2, 3), torch.zeros(2, dtype=torch.float64))
-
-
-# -------------------------------------------------------------------------------------------------------- SplitMix64
-
-WORD = 2**64 - 1
-
-
-def mixed(state: int) -> int:
-    """SplitMix64 in Python's integers, as [Steele2014] prints it."""
-    word = (state + 0x9E3779B97F4A7C15) & WORD
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & WORD
-    return word ^ (word >> 31)
-
-
-def test_splitmix_gives_the_published_answers() -> None:
-    """The first five outputs after the seed 1234567, and words of either sign."""
-    states = torch.tensor(1234567) + torch.arange(5) * (0x9E3779B97F4A7C15 - 2**64)
-    published = (
-        6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
-    )  # fmt: skip
-    assert [word & WORD for word in mix64(states).tolist()] == list(published)
-    for word in (0, -1, 2**63 - 1, -(2**63)):
-        assert mix64(torch.tensor([word])).item() & WORD == mixed(word & WORD)
-
-
-@pytest.mark.parametrize("stream", list(Stream))
-def test_a_splitmix_uniform_is_the_mixer_over_who_and_what_for(stream: Stream) -> None:
-    """Word for word: seed and sequence; stream, position and step in their bits; 53 bits. `TARGET` ignores the step."""
-    seed, sequence, position, step, offset = 77, 3, 11, 5, 2
-    choices = SplitMix.start(seed, torch.tensor([9, sequence])).moved(torch.tensor([position]), torch.tensor([step]))
-    who = mixed(sequence ^ mixed(seed))
-    counted = 0 if stream is Stream.TARGET else step
-    what_for = mixed((((position + offset) << 8) + (counted << 32) + stream) ^ mixed(~seed & WORD))
-    wanted = (mixed(who ^ what_for) >> 11) * 2.0**-53
-    at = torch.tensor([0, offset])
-    assert float(choices.uniform(stream, at)[1, 1]) == wanted
-    by_row = torch.full((2, 2), int(stream))
-    assert torch.equal(choices.uniform(by_row, at), choices.uniform(stream, at))
-    assert torch.equal(choices.select(torch.tensor([1])).uniform(stream, at)[0], choices.uniform(stream, at)[1])
 
 
 # ------------------------------------------------------------------------------------------------------ every path
