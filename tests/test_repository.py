@@ -8,6 +8,7 @@ from __future__ import annotations
 import configparser
 import importlib
 import importlib.metadata
+import itertools
 import json
 import re
 import shutil
@@ -106,13 +107,30 @@ def test_workflow_calls_the_ci_script() -> None:
 
 
 def test_plain_tox_runs_every_environment_that_contributing_names() -> None:
-    """All but `nightly`, which no pull request can wait for, and `ray`, whose package is an extra of 70 MB."""
+    """All but those that no pull request can wait for, or whose packages are large."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     listed = set(re.split(r"[,\s]+", tox["tox"]["env_list"].strip()))
     assert listed == {"lint", "types", "floors", "py311", "oldest", "properties", "bench", "triton", "llamacpp", "gpu"}
     named = set(re.findall(r"`tox -e (\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
-    assert named == listed | {"nightly", "ray"}
+    assert named == listed | {"mutants", "nightly", "ray", "vllm"}
+
+
+def test_every_environment_that_a_document_names_exists(texts: dict[str, str]) -> None:
+    """`tox -e NAME` in prose, a docstring or a configuration file can be typed as it stands."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    sections = [name.removeprefix("testenv:") for name in tox.sections() if name.startswith("testenv:")]
+    known = {name for section in sections for name in _expanded(section)}
+    named = {name for text in texts.values() for name in re.findall(r"tox -e ([a-z][\w-]*)", text)}
+    assert named <= known
+    assert {"ray", "golden-real"} <= named
+
+
+def _expanded(section: str) -> list[str]:
+    """`a-{b,c}` is a-b and a-c."""
+    parts = [part.split(",") for part in re.split(r"[{}]", section)]
+    return ["".join(chosen) for chosen in itertools.product(*parts)]
 
 
 # -------------------------------------------------------------------------------------------------- what files contain
