@@ -61,7 +61,12 @@ def uniform53(
     """A 53-bit uniform in [0, 1) for each coordinate; shapes broadcast. Distinct coordinates are independent."""
     coordinates = (position, sequence, step, stream, seed)
     if seed.device.type == "cpu":
-        return torch.from_numpy(_uniform53([each.numpy() for each in coordinates]))
+        return torch.from_numpy(_in_numpy([each.numpy() for each in coordinates]))
+    return _in_torch(coordinates)
+
+
+def _in_torch(coordinates: Sequence[Int[Tensor, "*shape"]]) -> Float[Tensor, "*shape"]:
+    """Where the coordinates lie."""
     position, sequence, step, stream, seed = torch.broadcast_tensors(*coordinates)  # type: ignore[no-untyped-call]  # torch is untyped here
     words = philox4x32(
         torch.stack((position, sequence, step, stream)) & _MASK32, torch.stack((seed & _MASK32, (seed >> 32) & _MASK32))
@@ -92,7 +97,7 @@ def _53_bits(high: Int[Tensor, "*shape"], low: Int[Tensor, "*shape"]) -> Float[T
     return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53
 
 
-def _uniform53(coordinates: Sequence[Int[np.ndarray, "*shape"]]) -> Float[np.ndarray, "*shape"]:
+def _in_numpy(coordinates: Sequence[Int[np.ndarray, "*shape"]]) -> Float[np.ndarray, "*shape"]:
     """The same in NumPy: a step needs a handful of words, and there an operation on them costs a third."""
     words = np.array(np.broadcast_arrays(*coordinates)).view(np.uint64)
     key = np.stack((words[4] & _MASK32, words[4] >> 32))

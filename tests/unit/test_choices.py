@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from specverify.choices import Stream, inverse_cdf
+from specverify.choices import Stream, inverse_cdf, philox
 from specverify.choices.enumerate import Enumerate, every_path
 from specverify.choices.philox import Philox, philox4x32, uniform53
 from specverify.choices.scripted import Scripted
@@ -122,6 +122,17 @@ def test_a_uniform_is_the_first_two_words_of_its_block() -> None:
     words = philox4x32(torch.tensor([position, sequence, step, stream]), torch.tensor([5, 7])).tolist()
     drawn = uniform53(*map(torch.tensor, (seed, stream, sequence, position, step)))
     assert float(drawn) == ((words[0] >> 5) * 2**26 + (words[1] >> 6)) * 2.0**-53
+
+
+def test_a_gpu_computes_the_uniforms_that_a_cpu_computes() -> None:
+    """In torch, which the GPU runs, as in NumPy, which the CPU does: bit for bit, and coordinates broadcast."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((5, 1), (1, 7), (5, 7), (1, 1), (5, 1))
+    words = [torch.randint(-(2**63), 2**63 - 1, shape, generator=generator) for shape in shapes]
+    found = philox._in_torch(words)
+    assert found.shape == (5, 7)
+    position, sequence, step, stream, seed = words
+    assert torch.equal(found, uniform53(seed, stream, sequence, position, step))
 
 
 def test_the_window_moves_along() -> None:

@@ -123,3 +123,8 @@ def test_without_drafts_the_loop_is_the_target() -> None:
     """Steps of one token."""
     subject = replace(decoder(), drafter=NoDraft(3))
     assert total_variation(decoded_law(subject, **ASKED), autoregressive_law(subject.target, **ASKED)) < 1e-12
+
+
+def test_a_row_is_normalised_and_what_is_impossible_is_in_no_law() -> None:
+    """Weights 2, 2 and 0."""
+    assert autoregressive_law(constant(2.0, 2.0, 0.0), max_new_tokens=1) == {(0,): 0.5, (1,): 0.5}

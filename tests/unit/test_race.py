@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specverify.choices import Stream
+from specverify.choices import Stream, first_of_race
 from specverify.choices.philox import Philox, philox4x32, race_noise, uniform53
 from specverify.choices.scripted import Scripted
 
@@ -79,3 +79,10 @@ def test_a_script_lets_the_most_probable_id_win():
     """All have the same time; ties go to the lowest id."""
     rows = torch.tensor([[[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]]])
     assert Scripted().race(rows, at=torch.arange(2)).tolist() == [[1, 0]]
+
+
+def test_the_smallest_time_is_half_a_step_of_the_grid():
+    """A uniform of 0 stands for 2^-54, so it loses to 2^-53 where that id is more than twice as probable."""
+    times = torch.tensor([0.0, 2.0**-53], dtype=torch.float64)
+    for probs, winner in [([0.3, 0.7], 1), ([0.34, 0.66], 0), ([0.0, 1.0], 1)]:
+        assert int(first_of_race(torch.tensor(probs, dtype=torch.float64), times)) == winner

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specverify.choices import Stream
+from specverify.choices.enumerate import every_path
 from specverify.choices.philox import Philox
 from specverify.choices.scripted import Scripted
 from specverify.models.table import random_table
@@ -150,3 +151,30 @@ def test_bonus_and_residual_have_streams_of_their_own(name):
     impossible = torch.tensor([0.3, 0.0, 0.3, 0.4], dtype=torch.float64).expand(1, 3, -1)
     script = {Stream.ACCEPT: 0.0, Stream.BONUS: 0.0, Stream.RESIDUAL: LARGEST}
     assert said(RULES[name].rule(proposal, impossible, Scripted(script)), 0) == ([], 3)
+
+
+@pytest.mark.parametrize("name", ["match", "gumbel"])
+def test_no_path_forks_after_the_last_token_that_counts(name):
+    """One draft in a block for two: its place, and the place after it where it was right; nothing at the third."""
+    even = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)
+
+    def program(choices):
+        paths = len(choices.records)
+        proposal = Proposal(
+            torch.ones(paths, 2, dtype=torch.int64),
+            torch.ones(paths, dtype=torch.int64),
+            even[:, :2].expand(paths, -1, -1),
+        )
+        return RULES[name].rule(proposal, even.expand(paths, -1, -1), choices).num_accepted_tokens
+
+    found = torch.cat([outcomes for outcomes, _ in every_path(program)])
+    assert found.bincount().tolist() == [2, 3]
+
+
+def test_a_draft_of_reported_probability_0_is_refused_as_a_block():
+    """It can't have been drawn, so no mass of the draft's pays for it."""
+    p, q = torch.full((1, 2, 2), 0.5, dtype=torch.float64), torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
+    found = RULES["block"].rule(
+        Proposal(torch.tensor([[1]]), torch.tensor([1]), q), p, Scripted({Stream.RESIDUAL: 0.0})
+    )
+    assert said(found, 0) == ([], 1)

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specverify.choices import Stream
+from specverify.choices import Stream, inverse_cdf
 from specverify.choices.philox import Philox
 from specverify.choices.scripted import Scripted
 from specverify.errors import InternalError, NonFiniteLogits
 from specverify.records import SamplingParams
 from specverify.verification import chain as exact
 from specverify.verification.fused import LogitsProposal, rows
+from specverify.verification.fused.cutoff import least_kept
 from tests.unit.verification.fused_cases import DTYPES, PARAMS, case, laws, require_same, tied
 
 
@@ -171,3 +172,62 @@ def test_a_fault_would_show(fault, monkeypatch):
     monkeypatch.setattr(rows._Row, *FAULTS[fault])
     with pytest.raises(AssertionError):
         held_over_many_cases()
+
+
+@pytest.mark.parametrize("drafted", [-1, 0, 50, 52])
+def test_after_an_id_that_is_none_comes_the_residual_of_its_own_row(drafted):
+    """An id below or beyond the vocabulary is refused before its rows are read, and the row before it left others there."""
+    target, draft = torch.randn(2, 2, 2, 55, generator=torch.Generator().manual_seed(3))
+    ours = LogitsProposal(torch.full((2, 1), drafted), torch.ones(2, dtype=torch.int64), draft[:, :1])
+    p, q = (logits[:, 0, :50].double().softmax(-1) for logits in (target, draft))
+    left = (p - q).clamp(min=0)
+    for uniform in (0.1, 0.5, 0.9):
+        choices = Scripted({Stream.ACCEPT: 1 - 2.0**-53, Stream.RESIDUAL: uniform})
+        found = rows.chain_rejection(ours, target, choices, vocab_size=50)
+        refused = found.num_accepted_tokens == 0
+        assert bool(refused.all()) or drafted == 0
+        wanted = inverse_cdf(left, torch.full((2,), uniform, dtype=torch.float64))
+        assert torch.equal(found.next_token_ids[refused], wanted[refused])
+
+
+@pytest.mark.parametrize(("drafted", "draft", "place"), [(-1, False, 0), (-1, True, 0), (0, False, 1)])
+def test_a_broken_row_is_named_wherever_it_is_read(drafted, draft, place):
+    """Where the replacement of an impossible id reads it, and where the bonus does."""
+    laws = torch.zeros(2, 2, 4)
+    broken = torch.zeros(2, 1, 4) if draft else laws
+    broken[1, place] = torch.nan
+    ours = LogitsProposal(
+        torch.full((2, 1), drafted), torch.ones(2, dtype=torch.int64), broken if draft else torch.zeros(2, 1, 4)
+    )
+    with pytest.raises(
+        NonFiniteLogits, match=f"the {'draft' if draft else 'target'}'s logits at place {place} of row 1"
+    ):
+        rows.chain_rejection(ours, laws, Scripted())
+
+
+def shown(scores, **params):
+    """The least probability that is kept of each row of a law."""
+    return least_kept(torch.tensor(scores).log(), SamplingParams(**params)).exp().tolist()
+
+
+def test_the_cutoff_of_small_laws():
+    """By hand, row by row; -inf (here 0) where nothing is cut off."""
+    law, flat = [0.1, 0.4, 0.2, 0.3], [0.25] * 4
+    assert shown([law, flat]) == [0, 0]
+    assert shown([law, flat], top_k=4) == [0, 0]
+    assert shown([law, law[::-1]], top_k=1) == pytest.approx([0.4, 0.4])
+    assert shown([law], top_k=3) == pytest.approx([0.2])
+    assert shown([law, flat], min_p=0.5) == pytest.approx([0.2, 0.125])
+    assert shown([law, law[::-1]], top_p=0.6) == pytest.approx([0.3, 0.3])
+    assert shown([law], top_p=0.55, top_k=2) == pytest.approx([0.4]), "of what top-k left, 4/7 is enough"
+    assert shown([law], top_p=0.6, top_k=2) == pytest.approx([0.3]), "and 4/7 is not"
+
+
+@pytest.mark.parametrize("vocab_size", [255, 256, 257, 258, 2_047, 2_048, 2_049, 20_000])
+def test_top_p_of_a_flat_law_looks_at_as_many_ids_as_it_takes(vocab_size):
+    """Falling by a hair from id to id, so that the place of the cut can be read off its score."""
+    scores = -torch.arange(vocab_size, dtype=torch.float32) / 2**22
+    mass = scores.double().softmax(-1).cumsum(-1)
+    for place in {0, 254, 255, 256, 2_046, 2_047, 2_048, vocab_size - 2} & set(range(vocab_size - 1)):
+        middle = float(mass[place]) - 0.5 / vocab_size
+        assert int(-least_kept(scores, SamplingParams(top_p=middle)) * 2**22) == place

@@ -10,7 +10,7 @@ from specverify.choices.enumerate import Enumerate, every_path
 from specverify.choices.scripted import Scripted
 from specverify.models.table import random_table
 from specverify.verification import Proposal
-from specverify.verification.lossy import LOSSY, LossyRule, bias, ensemble, relaxed_top_k, within_mass
+from specverify.verification.lossy import LOSSY, LossyRule, bias, ensemble, relaxed_top_k
 
 
 def stepped(rule: LossyRule, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -58,70 +58,79 @@ def test_relaxed_top_k_accepts_nothing_impossible():
     assert LOSSY["relaxed-top-k"].accepts(p, torch.full_like(p, 1 / 3)).tolist() == [[1.0, 1.0, 0.0]]
 
 
-P = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.2, 0.0, 0.2, 0.6]], dtype=torch.float64)
-Q = torch.tensor([[0.25, 0.6, 0.1, 0.05], [0.4, 0.3, 0.1, 0.2]], dtype=torch.float64)
+def accepted(name: str, p: list[float], q: list[float] | None = None) -> list[float]:
+    """The probability of accepting each id, at one context."""
+    laws = [torch.tensor([row], dtype=torch.float64) for row in (p, q or [1 / len(p)] * len(p))]
+    return LOSSY[name].accepts(*laws)[0].tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "accepted"),
-    [
-        # entropies of 1.030 and 0.950 nats: 0.3 exp(-H) is 0.107 and 0.116, above 0.09
-        ("typical", [[1, 1, 1, 0], [1, 0, 1, 1]]),
-        ("threshold", [[1, 1, 1, 0], [0.5, 0, 1, 1]]),
-        ("cumulative-threshold", [[1, 1, 1, 0], [1, 0, 1, 1]]),
-        ("ensemble", [[1, 0.6, 1, 0.2], [0.6, 0.2, 1, 1]]),
-        ("relaxed-top-k", [[1, 1, 1, 0], [1, 0, 1, 1]]),
-    ],
-)
-def test_each_rule_accepts_what_its_source_says(name: str, accepted: list[list[float]]):
-    """Worked out by hand, each row by itself."""
-    found = LOSSY[name].accepts(P, Q)
-    assert found.dtype == P.dtype
-    assert torch.allclose(found, torch.tensor(accepted, dtype=P.dtype), rtol=0, atol=1e-15)
-
-
-def test_typical_acceptance_compares_with_the_rows_own_entropy():
-    """A flat row lowers its own threshold, δ exp(-H) = 0.3 / V, and what stands exactly on one is refused."""
-    flat = torch.full((1, 8), 1 / 8, dtype=torch.float64)
-    assert LOSSY["typical"].accepts(flat, flat).tolist() == [[1.0] * 8]
-    sharp = torch.tensor([[0.92, 0.08]], dtype=torch.float64)  # min(0.09, 0.3 exp(-0.28)) = 0.09
-    assert LOSSY["typical"].accepts(sharp, sharp).tolist() == [[1.0, 0.0]]
-    edge = torch.tensor([[0.91, 0.09]], dtype=torch.float64)
-    assert LOSSY["typical"].accepts(edge, edge).tolist() == [[1.0, 0.0]]
-
-
-def test_borders_belong_where_the_docstrings_put_them():
-    """At least the threshold; less than the mass before it; a set of k ids and a distance, both."""
-    law = torch.tensor([[0.3, 0.7]], dtype=torch.float64)
-    assert LOSSY["threshold"].accepts(law, torch.tensor([[0.9, 0.1]], dtype=torch.float64)).tolist() == [[1.0, 1.0]]
-    halves = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64)
-    assert within_mass(halves, halves, mass=0.5).tolist() == [[0.0, 1.0, 0.0]]
-    assert relaxed_top_k(P, Q, k=2, delta=1.0).tolist() == [[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 1.0]]
-    assert relaxed_top_k(halves, halves, k=3, delta=0.25).tolist() == [[1.0, 1.0, 1.0]]
-    assert relaxed_top_k(halves, halves, k=3, delta=0.2).tolist() == [[0.0, 1.0, 0.0]]
+def test_each_accepts_what_its_paper_says():
+    """By hand, with ids that stand exactly on the border."""
+    assert accepted("typical", [0.9, 0.09, 0.01]) == [1, 0, 0], "0.09 is not above epsilon"
+    assert accepted("typical", [1 / 16] * 16) == [1] * 16, "0.3 / 16 is the threshold of a flat law"
+    assert accepted("typical", [0.85, 0.05, 0.05, 0.05]) == [1, 0, 0, 0], "epsilon is the threshold of a steep law"
+    found = accepted("threshold", [0.3, 0.2, 0.0, 0.25, 0.25], [0.6, 0.8, 0.0, 0.2, 0.25])
+    assert found == pytest.approx([1, 0.25, 0, 1, 1]), "at least 0.3, or p/q; 1 where p = q, 0 where both are 0"
+    assert accepted("cumulative-threshold", [0.0625, 0.6875, 0.25]) == [0, 1, 1]
+    assert LOSSY["cumulative-threshold"].accepts.func(  # the mass is reached exactly by the first two
+        torch.tensor([[0.125, 0.625, 0.25]]), torch.ones(1, 3), mass=0.875
+    ).tolist() == [[0, 1, 1]]
+    assert accepted("ensemble", [0.6, 0.1, 0.0, 0.3], [0.2, 0.8, 0.0, 0.0]) == pytest.approx([1, 0.3, 1, 1])
+    for k, delta, p, wanted in [
+        (2, 0.5, [0.9, 0.1], [1, 0]),
+        (1, 0.5, [0.9, 0.1], [1, 0]),
+        (2, 0.5, [0.75, 0.25], [1, 1]),
+        (2, 1.0, [0.5, 0.3, 0.2], [1, 1, 0]),
+    ]:
+        assert relaxed_top_k(torch.tensor([p]), torch.ones(1, len(p)), k=k, delta=delta).tolist() == [wanted]
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_the_bias_of_a_row_is_its_own(name: str):
-    """Together, in any shape, as each alone."""
-    p, q = (random_table(5, 1, seed=seed, zeros=0.2).levels[1].exp()[:4].view(2, 2, 5) for seed in (1, 2))
-    together = bias(LOSSY[name], p, q)
-    assert together.shape == (2, 2)
-    alone = [float(bias(LOSSY[name], p[i, j][None], q[i, j][None])) for i in range(2) for j in range(2)]
-    assert together.flatten().tolist() == pytest.approx(alone, abs=1e-15)
-
-
-def test_the_draw_after_a_chain_has_the_stream_and_the_law_of_its_place():
-    """Replaced from the target after a rejection, a bonus after none; each with uniforms of its own."""
-    ids, lengths = torch.tensor([[0, 0], [0, 0]]), torch.tensor([2, 2])
-    p = torch.tensor([[[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]] * 2, dtype=torch.float64)
-    p[1, 1] = torch.tensor([0.0, 1.0])  # never accepted by `typical`
-    rule = LOSSY["typical"]
-    proposal = Proposal(ids, lengths, p[:, :2])
-    low, high = (
-        rule(proposal, p, Scripted({Stream.RESIDUAL: other, Stream.BONUS: bonus}))
-        for other, bonus in ((0.9, 0.1), (0.1, 0.9))
+def test_a_context_is_judged_by_itself(name: str):
+    """Acceptance and bias, whatever stands beside it in the batch or the block."""
+    p, q = (
+        random_table(5, 1, seed=seed, zeros=0.2).levels[1].exp()[[0, 1, 2, 3, 4, 0]].view(2, 3, 5) for seed in (1, 2)
     )
-    assert low.num_accepted_tokens.tolist() == [2, 1]
-    assert low.next_token_ids.tolist() == [0, 1]
-    assert high.next_token_ids.tolist() == [1, 1]
+    together = LOSSY[name].accepts(p, q)
+    biases = bias(LOSSY[name], p.flatten(0, 1), q.flatten(0, 1)).view(2, 3)
+    for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
+        row, at = place
+        alone = p[row, at][None], q[row, at][None]
+        assert torch.equal(together[row, at], LOSSY[name].accepts(*alone)[0])
+        assert float(biases[row, at]) == pytest.approx(float(bias(LOSSY[name], *alone)), abs=1e-15)
+
+
+def test_what_follows_a_rejection():
+    """The residual where a rule is mended that way, otherwise the target."""
+    p, q = torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.0, 0.25, 0.75]])
+    for name, rule in LOSSY.items():
+        wanted = [0.5, 0.25, 0.0] if name in {"threshold", "ensemble"} else [0.5, 0.5, 0.0]
+        assert rule.replacement(p, q).tolist() == [wanted]
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_bonus_and_residual_have_streams_of_their_own(name: str):
+    """And nothing is asked after a first rejection: three paths of one draft that is refused."""
+    even = torch.full((1, 3, 4), 0.25, dtype=torch.float64)
+    proposal = Proposal(torch.tensor([[1, 1]]), torch.tensor([2]), even[:, :2])
+    largest = 1 - 2.0**-53
+    said = LOSSY[name](proposal, even, Scripted({Stream.ACCEPT: 0.0, Stream.BONUS: largest, Stream.RESIDUAL: 0.0}))
+    assert (said.num_accepted_tokens.tolist(), said.next_token_ids.tolist()) == ([2], [3])
+    impossible = torch.tensor([0.3, 0.0, 0.3, 0.4], dtype=torch.float64).expand(1, 3, -1)
+    script = {Stream.ACCEPT: largest, Stream.BONUS: 0.0, Stream.RESIDUAL: largest}
+    said = LOSSY[name](proposal, impossible, Scripted(script))
+    assert (said.num_accepted_tokens.tolist(), said.next_token_ids.tolist()) == ([0], [3])
+
+
+def test_no_path_forks_after_a_rejection():
+    """One coin and one draw: of two drafts the second is asked about where the first was accepted only."""
+    p = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    q = torch.tensor([0.8, 0.2], dtype=torch.float64)
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        paths = len(choices.records)
+        proposal = Proposal(torch.zeros(paths, 2, dtype=torch.int64), torch.full((paths,), 2), q.expand(paths, 2, -1))
+        return LOSSY["threshold"](proposal, p.expand(paths, 3, -1), choices).num_accepted_tokens
+
+    found = torch.cat([outcomes for outcomes, _ in every_path(program)])
+    assert found.bincount().tolist() == [1, 1, 2], "[p - q]+ is one id; the bonus is one of two"

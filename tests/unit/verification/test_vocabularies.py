@@ -132,3 +132,17 @@ def test_no_more_is_looked_at_than_is_asked_for():
         ["c", "c"], said=[0, 2] * 50, decode_draft="".join, decode_target=spell, encode_target=encoded, look_behind=4
     )
     assert seen == ["acaccc"]
+
+
+def test_the_tail_is_shortened_one_id_at_a_time():
+    """From the first id on, and by 8 ids unless said otherwise: what the tokenizer is asked, in order."""
+    seen = []
+
+    def encoded(text):
+        seen.append(text)
+        return encode(text)
+
+    asked = {"decode_draft": "".join, "decode_target": spell, "encode_target": encoded}
+    round_trip(["c"], said=[0, 1, 2], **asked)  # a, b, c would be said as abc
+    round_trip(["c"], said=[2] * 9, **asked)
+    assert seen == ["abcc", "bcc", "c" * 9]
