@@ -6,7 +6,6 @@ id of its request. The API key comes from the environment variable SPECVERIFY_AP
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ import stamina
 from specverify.engines import Capability
 from specverify.engines.dialect import Ask, read_counters
 from specverify.engines.server import API_KEY, LOOPBACK, redacted
+from specverify.engines.seeds import seed32
 from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
 from specverify.records import DecodeTrace
 
@@ -109,7 +109,7 @@ class HttpEngine:
                 request=request,
                 first_sample=first,
                 num_samples=min(self.dialect.most_samples, request.num_samples - first),
-                seed=_seed32(request.seed, first),
+                seed=seed32(request.seed, first),
                 model=endpoint.model,
                 model_eos_ids=self.model_eos_ids,
                 text=text,
@@ -200,12 +200,6 @@ class HttpEngine:
             with attempt:
                 return endpoint.client.request(method, path, json=payload)
         raise AssertionError  # the context has returned or raised
-
-
-def _seed32(seed: int, sample: int) -> int:
-    """32 bits from both; the largest, which llama.cpp takes for "any", is left out."""
-    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % (2**32 - 1)
 
 
 def json_of(response: httpx2.Response, what: str) -> Any:  # noqa: ANN401 - somebody else's
