@@ -152,7 +152,7 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
         folder,
         opposed=opposed,
         seed=plan.seed,
-        gguf=run.name == "llamacpp",
+        gguf=run.name in {"llamacpp", "openvino"},
         own_tokenizer=_draft_has_a_tokenizer_of_its_own(given),
     )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))

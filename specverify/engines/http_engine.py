@@ -7,7 +7,6 @@ id of its request. The API key comes from the environment variable SPECVERIFY_AP
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ import stamina
 from specverify.engines import Capability, Told
 from specverify.engines.dialect import Ask, read_counters
 from specverify.engines.http_text import TEXTS, events_of
+from specverify.engines.seeds import seed32
 from specverify.engines.server import API_KEY, LOOPBACK, redacted
 from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
 from specverify.records import DecodeTrace
@@ -131,7 +131,7 @@ class HttpEngine:
                 request=request,
                 first_sample=first,
                 num_samples=min(self.dialect.most_samples, request.num_samples - first),
-                seed=_seed32(request.seed, first) if request.seeded else None,
+                seed=seed32(request.seed, first) if request.seeded else None,
                 model=endpoint.model,
                 model_eos_ids=self.model_eos_ids,
                 text=text,
@@ -229,12 +229,6 @@ def _named(ask: Ask) -> Iterator[str]:
             raise
         msg = f"{what}: {error}"
         raise type(error)(msg) from error
-
-
-def _seed32(seed: int, sample: int) -> int:
-    """32 bits from both; the largest, which llama.cpp takes for "any", is left out."""
-    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % (2**32 - 1)
 
 
 def json_of(response: httpx2.Response, what: str) -> Any:  # noqa: ANN401 - somebody else's

@@ -28,11 +28,17 @@ ENGINES: dict[str, str] = {
     "sglang": "specverify.engines.openai:opened_sglang",
     "tgi": "specverify.engines.openai:opened_tgi",
     "llamacpp": "specverify.engines.llamacpp:opened",
+    "mlx": "specverify.engines.mlx:opened",
+    "onnxruntime": "specverify.engines.onnxruntime:opened",
+    "openvino": "specverify.engines.openvino:opened",
     "fake": "specverify.engines.fake:opened",
 }
 """`module:factory` of each built-in engine."""
 
-_EXTRAS = {"openai": "http", "vllm": "http", "sglang": "http", "tgi": "http", "llamacpp": "llamacpp"}
+_EXTRAS = {
+    **dict.fromkeys(("openai", "vllm", "sglang", "tgi"), "http"),
+    **{name: name for name in ("llamacpp", "mlx", "onnxruntime", "openvino")},
+}
 """The optional extra that holds what an engine needs."""
 
 
