@@ -50,5 +50,7 @@ class Subject:
     """Processes that score in place of this one; changes no result."""
     drafts_follow_law: bool = True
     """Whether drafts are drawn from the law of `draft`, not chosen (prompt lookup, a script)."""
+    engine_noise: float = 0.0
+    """Logits by which somebody else's engine is seen to differ from the target without speculation: its dtype, its kernels."""
     command: str = "specverify certify"
     """The command line up to its options, for `reproduce` lines."""

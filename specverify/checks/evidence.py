@@ -99,7 +99,9 @@ def support(subject: Subject, plan: Plan, scored: ScoredTraces) -> Support:
         return Support((), scored, 0.0)
     traces = {int(index) for index in scored["trace"][outside]}
     texts = [scored.traces[index].request.prompt_ids + scored.traces[index].token_ids for index in sorted(traces)]
-    noise = measured_noise(subject.target, texts, chunk=plan.num_speculative_tokens + 1)
+    noise = measured_noise(
+        subject.target, texts, chunk=plan.num_speculative_tokens + 1, engine_noise=subject.engine_noise
+    )
     proof = scored["edge"] > min(noise.allowed_gap, _PROOF)
     findings = []
     for index in np.flatnonzero(proof)[:5]:

@@ -48,7 +48,9 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     on = scored.where(_of_arm(scored, speculation=True))
     texts = [trace.request.prompt_ids + trace.token_ids for trace in scored.traces if trace.request.speculation]
-    noise = measured_noise(subject.target, texts, chunk=plan.num_speculative_tokens + 1)
+    noise = measured_noise(
+        subject.target, texts, chunk=plan.num_speculative_tokens + 1, engine_noise=subject.engine_noise
+    )
     flips = on["gap"] > 0
     beyond = on["gap"] > noise.allowed_gap
     drafted = sum(step.num_draft_tokens for trace in on.traces for step in trace.steps)
@@ -82,6 +84,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
             "num_ties_to_higher_id": int(((on["gap"] == 0) & (on["first_choice"] == 0)).sum()),
             "num_diverged_texts": diverged,
             "noise_largest_logits": noise.largest,
+            "noise_of_engine_without_speculation_logits": subject.engine_noise,
             "noise_margin_sd_logits": noise.margin_sd,
             "allowed_gap_logits": noise.allowed_gap,
             "suspicious_gap_logits": noise.suspicious_gap,

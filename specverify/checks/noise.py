@@ -7,14 +7,22 @@ token whose logit is within 2B of the largest. B is measured on the pair itself;
 2B is a theorem and coarse: B is the largest movement of any logit. What decides a flip is how the difference of two logits
 moves, and its standard deviation s is far smaller. So a token further than 6s below the first choice is suspicious: not proof,
 since tails are what they are, but two of them are (`greedy` holds their number against the normal tail).
+
+Somebody else's engine has a dtype and kernels of its own. `noise_of_engine` asks it without speculation, at temperature 0: what
+it says there, and the log-probabilities that it reports, show how far its logits are from the target's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+
+from specverify.checks.check import asked, spread
+from specverify.records import SamplingParams
+from specverify.scoring import score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +30,19 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+    from specverify.engines import Engine
     from specverify.models import LanguageModel
+    from specverify.plan import Plan
+    from specverify.subject import Subject
 
-__all__ = ["Noise", "measured_noise"]
+__all__ = ["Noise", "measured_noise", "noise_of_engine"]
 
 _TEXTS = 3
 _TOKENS = 24
 """Last tokens of a text that are decoded again."""
+_PROMPTS_OF_ENGINE, _TOKENS_OF_ENGINE = 16, 24
+_MOST_OF_ENGINE = 0.5
+"""Logits beyond which an engine without speculation is not this target, whatever its dtype; then the checks say so."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +66,42 @@ class Noise:
         return 2 * self.largest
 
 
-@torch.inference_mode()
-def measured_noise(target: LanguageModel, texts: Sequence[Sequence[int]], *, chunk: int) -> Noise:
+def measured_noise(
+    target: LanguageModel, texts: Sequence[Sequence[int]], *, chunk: int, engine_noise: float = 0.0
+) -> Noise:
     """Decode the last tokens of the longest `texts` one by one alone, one by one in a batch, and in chunks.
 
-    Each is compared with one pass over its whole text, so positions are as far out as in the texts themselves.
+    Each is compared with one pass over its whole text, so positions are as far out as in the texts themselves. An engine that
+    is seen to be further off than that (`engine_noise`) is allowed as much, and no less spread.
     """
+    here = _noise_here(target, texts, chunk)
+    if engine_noise <= here.largest:
+        return here
+    return replace(here, largest=engine_noise, margin_sd=max(here.margin_sd, engine_noise))
+
+
+@torch.inference_mode()
+def noise_of_engine(off: Engine, subject: Subject, plan: Plan) -> float:
+    """How far an engine's logits lie from the target's without speculation, as far as texts and log-probabilities tell."""
+    room = subject.target.max_length - _TOKENS_OF_ENGINE
+    prompts = spread(tuple(one for one in subject.prompts if len(one.token_ids) <= room), _PROMPTS_OF_ENGINE)
+    params = SamplingParams(temperature=0, max_new_tokens=_TOKENS_OF_ENGINE, eos_token_ids=subject.eos_token_ids)
+    traces = list(off.decode(asked("noise", plan, prompts, params, speculation=False)))
+    scored = score(traces, target=subject.target, workers=subject.workers)
+    if not len(scored):
+        return 0.0
+    seen = [float(scored["gap"].max())]  # a flip says that B is at least half of it, and flips are few
+    for trace in traces:
+        if len(trace.logprobs) == len(trace.token_ids) > 0:
+            ids, start = trace.request.prompt_ids + trace.token_ids, len(trace.request.prompt_ids)
+            rows = subject.target.logits([ids])[0, start - 1 : -1].double().log_softmax(-1).cpu()
+            exact = rows.gather(1, torch.tensor(trace.token_ids)[:, None])[:, 0].numpy()
+            seen.append(float(np.nan_to_num(np.abs(np.array(trace.logprobs) - exact)).max()))
+    return min(max(seen), _MOST_OF_ENGINE)
+
+
+@torch.inference_mode()
+def _noise_here(target: LanguageModel, texts: Sequence[Sequence[int]], chunk: int) -> Noise:
     rows = [list(text) for text in sorted(texts, key=len, reverse=True)[:_TEXTS] if len(text) > 1]
     if not rows:
         return Noise(0.0, 0.0, 0)

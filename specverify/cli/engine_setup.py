@@ -53,15 +53,20 @@ def decoded_by_engine(
     """The subject with that engine under test; what it started ends with the context.
 
     Its rule isn't known and its parts can't be driven, so checks that need either are NOT_RUN. Where it can't be asked
-    without speculation, the reference decoder is the OFF arm.
+    without speculation, the reference decoder is the OFF arm. Its numerics are measured on its own OFF arm.
     """
     if not invocation.engine:
         yield subject
         return
+    from specverify.checks.noise import noise_of_engine
     from specverify.conformance.run import opened_arms
 
     settings = engine_settings(invocation, sources, subject, plan)
     with opened_arms(invocation.engine, settings, off=invocation.off, say=say) as arms:
         off = arms.off if arms.off is not None else subject.engine
         engine = TwoArms(Guarded(arms.on), Guarded(off))
-        yield replace(subject, engine=engine, decoder=None, rule="", drafts_follow_law=False)
+        noise = 0.0
+        if arms.off is not None:
+            noise = noise_of_engine(Guarded(arms.off), subject, plan)
+            say(f"without speculation the engine's logits are seen to lie within {noise:.2g} of the target's")
+        yield replace(subject, engine=engine, decoder=None, rule="", drafts_follow_law=False, engine_noise=noise)

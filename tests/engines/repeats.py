@@ -7,6 +7,7 @@ reproductions in docs/engines.md, are named with `--known`, and are no alarm.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 

@@ -45,3 +45,50 @@ def test_positions_are_those_of_the_text() -> None:
 
 def test_texts_too_short_to_measure_give_none() -> None:
     assert measured_noise(HashedModel(rounding=1.0), [(1,)], chunk=4).num_positions == 0
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory):
+    """Settings of the near calibration pair, and its target's laws."""
+    from specverify.conformance import laws_of_folders
+    from specverify.engines import EngineSettings
+    from specverify.models.calibration import write_calibration_pair
+
+    pair = write_calibration_pair(tmp_path_factory.mktemp("pair") / "near", opposed=False)
+    laws = laws_of_folders(pair.target, None, eos_token_ids=(31,), max_length=128, seed=3)
+    return EngineSettings(target=pair.target, eos_token_ids=(31,)), laws
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [("float32", 0.0, 1e-4), ("bfloat16", 1e-3, 0.5)])
+def test_an_engines_own_numerics_are_seen_without_speculation(near, dtype, least, most):
+    """In half precision greedy texts leave the target's first choice at near ties; in single precision they don't."""
+    from dataclasses import replace
+
+    from specverify.checks.noise import noise_of_engine
+    from specverify.conformance.cells import engine_plan
+    from specverify.conformance.laws import off_subject
+    from specverify.engines.registry import opened
+
+    settings, laws = near
+    with opened("transformers", replace(settings, options=(("dtype", dtype),))) as engine:
+        subject = off_subject(engine, laws, command="")
+        prompts = tuple(
+            replace(prompt, id=f"{prompt.id}/{number}", token_ids=(*prompt.token_ids, number))
+            for prompt in subject.prompts
+            for number in range(4)
+        )
+        seen = max(
+            noise_of_engine(subject.engine, replace(subject, prompts=prompts[start : start + 8]), engine_plan())
+            for start in range(0, 40, 8)
+        )
+    assert least <= seen <= most
+
+
+def test_what_an_engine_is_allowed_is_never_less_than_what_is_measured_here(near):
+    """And no more than what was seen of it."""
+    _, laws = near
+    texts = [(*prompt.token_ids, 5, 6, 7, 8) for prompt in laws.prompts]
+    here = measured_noise(laws.target, texts, chunk=4)
+    assert measured_noise(laws.target, texts, chunk=4, engine_noise=here.largest / 2) == here
+    wider = measured_noise(laws.target, texts, chunk=4, engine_noise=0.25)
+    assert (wider.allowed_gap, wider.suspicious_gap >= here.suspicious_gap) == (0.5, True)
