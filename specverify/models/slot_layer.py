@@ -45,7 +45,7 @@ class SlotLayer(DynamicLayer):
             self.buffers = [_grown(buffer, start, self.slots) for buffer in self.buffers]
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer.narrow(-2, start, block).copy_(states)
-        self._show()
+        self.keys, self.values = self._shown()
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -54,41 +54,38 @@ class SlotLayer(DynamicLayer):
 
     def truncate(self, slots: int) -> None:
         """Drop the slots from `slots` on; no memory moves."""
-        if slots < self.slots:
-            self.slots = slots
-            self._show()
+        self.slots = min(slots, self.slots)
 
     def fill(self, slots: int) -> None:
         """Slots up to here are in use: what writes to `buffers` itself says so."""
         self.slots = slots
-        self._show()
 
     def select_rows(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these rows, in this order, and the room to grow: the next append would make it again."""
         if self.buffers:
             self.buffers = [buffer.index_select(0, rows.to(buffer.device)) for buffer in self.buffers]
-            self._show()
+            self.keys, self.values = self._shown()
 
     def gather_slots(self, slots: Int[Tensor, "batch width"]) -> None:
         """Slot t of row b becomes slot `slots[b, t]` of today."""
         if self.buffers:
-            index = slots.to(self.keys.device)[:, None, :, None]
-            self.slots = slots.shape[1]
+            index = slots.to(self.buffers[0].device)[:, None, :, None]
             self.buffers = [
-                states.gather(-2, index.expand(-1, states.shape[1], -1, states.shape[-1]))
-                for states in (self.keys, self.values)
+                states.gather(-2, index.expand(-1, states.shape[1], -1, states.shape[-1])) for states in self._shown()
             ]
-            self._show()
+            self.slots = slots.shape[1]
+            self.keys, self.values = self._shown()
 
     def adopt(self, *buffers: Float[Tensor, "batch heads capacity features"]) -> None:
         """Move into these buffers, which are no smaller."""
-        for buffer, held in zip(buffers, (self.keys, self.values), strict=True):
+        for buffer, held in zip(buffers, self._shown(), strict=True):
             buffer.narrow(-2, 0, self.slots).copy_(held)
         self.buffers = list(buffers)
-        self._show()
+        self.keys, self.values = self._shown()
 
-    def _show(self) -> None:
-        self.keys, self.values = (buffer.narrow(-2, 0, self.slots) for buffer in self.buffers)
+    def _shown(self) -> tuple[Tensor, Tensor]:
+        keys, values = (buffer.narrow(-2, 0, self.slots) for buffer in self.buffers)
+        return keys, values
 
 
 def _grown(
