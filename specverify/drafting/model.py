@@ -54,9 +54,13 @@ class _ModelDrafting:
         ids = torch.zeros(len(num_tokens), 0, dtype=torch.int64, device=block.device)
         nothing = torch.eye(1, self.vocab_size, dtype=torch.float64, device=block.device)
         laws: list[Tensor] = []
-        while (place := len(laws)) < int(num_tokens.max()):
-            sizes = torch.where(num_tokens > place, sizes, 0)
-            logits = row_at(self.session.append(block, sizes), (sizes - 1).clamp(min=0))
+        places = torch.arange(int(num_tokens.max()), device=block.device)
+        least, all_readable = int(num_tokens.min()), self.vocab_size <= self.model.num_embeddings
+        while (place := len(laws)) < len(places) and (all_readable or bool((num_tokens > place).any())):
+            if least <= place:
+                sizes = torch.where(num_tokens > place, sizes, 0)
+            logits = self.session.append(block, sizes)
+            logits = logits[:, 0] if block.shape[1] == 1 else row_at(logits, (sizes - 1).clamp(min=0))
             law = probabilities(
                 pad_vocab(logits, self.vocab_size)[:, None],
                 context.params,
@@ -64,15 +68,16 @@ class _ModelDrafting:
                 prefix_lengths=context.lengths[:, None] + place,
                 prompt_lengths=context.prompt_lengths,
             )
-            if int(num_tokens.min()) <= place:
+            if least <= place:
                 law = torch.where((num_tokens > place)[:, None, None], law, nothing)  # so that the draw has one outcome
-            at = torch.tensor([place], device=block.device)
-            block = pick(context.choices, law, coupled=self.coupled, stream=Stream.DRAFT, at=at)
+            block = pick(context.choices, law, coupled=self.coupled, stream=Stream.DRAFT, at=places[place : place + 1])
             sizes = torch.ones_like(sizes)
             ids = torch.cat((ids, block), 1)
             laws.append(law)
-            unreadable = block[:, 0] >= self.model.num_embeddings
-            num_tokens = torch.where(unreadable, num_tokens.clamp(max=place + 1), num_tokens)
+            if not all_readable:
+                unreadable = block[:, 0] >= self.model.num_embeddings
+                num_tokens = torch.where(unreadable, num_tokens.clamp(max=place + 1), num_tokens)
+                least = int(num_tokens.min())
         if not laws:
             return Proposal.point_masses(ids, num_tokens, self.vocab_size)
         proposal = Proposal(ids, num_tokens, torch.cat(laws, 1))

@@ -1,4 +1,4 @@
-"""A KV cache for a ragged batch, and the only file that touches the cache of transformers (5.17 to 5.24).
+"""A KV cache for a ragged batch, and with `slot_layer` and `recorded` all that touches the cache of transformers (5.17 to 5.24).
 
 Note [Rollback in a ragged batch]: every row of a batch rejects a different number of tokens, so a row's tokens need not
 lie in neighbouring slots. A rollback is an edit of `mask`: a slot that is not in it is never attended to again, and
@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
 from specverify.errors import InternalError, UnsupportedModel
+from specverify.models.slot_layer import SlotLayer
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from specverify.models.tree_block import TreeBlock
 
 __all__ = [
+    "MASKED_ATTENTION",
     "MaskedCache",
     "cache_argument",
     "counts_slots",
@@ -52,7 +54,7 @@ __all__ = [
 _CACHE_ARGUMENTS = ("cache", "past_key_values")
 """The name in `forward`, newest first; 5.24 warns about the old one."""
 
-_MASKED_ATTENTION = ("sdpa", "eager")
+MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations of attention that take any mask; the others know causality and padding alone."""
 
 _ALIBI_MODELS = frozenset({"bloom", "mpt"})
@@ -136,7 +138,7 @@ def require_tree_attention(module: PreTrainedModel) -> None:
     if counts_slots(module):
         reason = "attends by the distance of two slots (a window, ALiBi, or code that does not come with transformers)"
         remedy = "use a rule over a chain, such as --rule chain, or a target with full attention"
-    elif implementation not in _MASKED_ATTENTION:
+    elif implementation not in MASKED_ATTENTION:
         reason = f"was loaded with {implementation} attention, which takes no mask of its own"
         remedy = "use a rule over a chain, such as --rule chain, or load it with sdpa attention"
     else:
@@ -161,85 +163,6 @@ def too_many_holes(num_slots: int, longest: int) -> bool:
     A quarter of the longest row, and at least 32, bounds the waste to 25 % and makes copies rare on short rows.
     """
     return num_slots - longest > max(32, longest // 4)
-
-
-# ------------------------------------------------------------------------------------------------ keys and values
-
-
-class SlotLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to grow, so that an append copies only what is new.
-
-    Every layer is of this kind, sliding ones too: nothing that left the window is thrown away before a rollback, and
-    the model's own mask applies the window.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - the base class takes any
-        super().__init__(**kwargs)
-        self.keys: Tensor
-        self.values: Tensor
-        self.slots = 0
-        self._buffers: list[Float[Tensor, "batch heads capacity features"]] = []
-
-    def update(
-        self,
-        key_states: Float[Tensor, "batch heads block features"],
-        value_states: Float[Tensor, "batch heads block value_features"],
-        *args: object,
-        **kwargs: object,
-    ) -> tuple[Tensor, Tensor]:
-        """Write the block into the next free slots; all keys and values, as views."""
-        del args, kwargs
-        start, block = self.slots, key_states.shape[-2]
-        self.slots = start + block
-        if not self._buffers:
-            self.lazy_initialization(key_states, value_states)
-            self._buffers = [key_states[..., :0, :], value_states[..., :0, :]]
-        if self._buffers[0].shape[-2] < self.slots:
-            self._buffers = [_grown(buffer, start, self.slots) for buffer in self._buffers]
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer.narrow(-2, start, block).copy_(states)
-        self._show()
-        return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        """Slots in use."""
-        return self.slots
-
-    def truncate(self, slots: int) -> None:
-        """Drop the slots from `slots` on; no memory moves."""
-        if slots < self.slots:
-            self.slots = slots
-            self._show()
-
-    def select_rows(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these rows, in this order, and the room to grow: the next append would make it again."""
-        if self._buffers:
-            self._buffers = [buffer.index_select(0, rows.to(buffer.device)) for buffer in self._buffers]
-            self._show()
-
-    def gather_slots(self, slots: Int[Tensor, "batch width"]) -> None:
-        """Slot t of row b becomes slot `slots[b, t]` of today."""
-        if self._buffers:
-            index = slots.to(self.keys.device)[:, None, :, None]
-            self.slots = slots.shape[1]
-            self._buffers = [
-                states.gather(-2, index.expand(-1, states.shape[1], -1, states.shape[-1]))
-                for states in (self.keys, self.values)
-            ]
-            self._show()
-
-    def _show(self) -> None:
-        self.keys, self.values = (buffer.narrow(-2, 0, self.slots) for buffer in self._buffers)
-
-
-def _grown(
-    buffer: Float[Tensor, "batch heads capacity features"], used: int, needed: int
-) -> Float[Tensor, "batch heads larger features"]:
-    """A copy with a quarter of spare slots: the cost of growing stays a constant a token, the waste below 25 %."""
-    capacity = needed + max(needed // 4, 32)
-    larger = buffer.new_empty(*buffer.shape[:-2], capacity, buffer.shape[-1])
-    larger.narrow(-2, 0, used).copy_(buffer.narrow(-2, 0, used))
-    return larger
 
 
 # ------------------------------------------------------------------------------------------------ the cache
@@ -269,6 +192,23 @@ class MaskedCache:
     def num_slots(self) -> int:
         """Slots a row, holes included."""
         return int(self.mask.shape[1])
+
+    @property
+    def plain_row(self) -> list[Float[Tensor, "1 heads capacity features"]] | None:
+        """The buffers of keys and values, layer by layer, if this is one row without holes that holds something."""
+        if len(self.lengths) != 1 or self._tree is not None or not 0 < self.num_slots == self.lengths[0]:
+            return None
+        return [buffer for layer in self._layers for buffer in layer.buffers]
+
+    def adopt(self, buffers: list[Float[Tensor, "1 heads capacity features"]]) -> None:
+        """Move everything into these buffers, in the order of `plain_row`."""
+        for layer, keys, values in zip(self._layers, buffers[::2], buffers[1::2], strict=True):
+            layer.adopt(keys, values)
+
+    def fill(self, slots: int) -> None:
+        """The buffers were written up to here by other hands."""
+        for layer in self._layers:
+            layer.fill(slots)
 
     def arguments(
         self, num_tokens: Int[ndarray, " batch"], block: int, tree: TreeBlock | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +17,7 @@ import torch
 
 from specverify.errors import NonFiniteLogits, PairError, PromptError, UnsupportedModel
 from specverify.models.kv_cache import MaskedCache, require_rollback, require_tree_attention
+from specverify.models.recorded import RecordedPasses
 from specverify.models.tree_block import TreeBlock
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class TransformersModel:
 
     module: PreTrainedModel
     name: str
+    passes: RecordedPasses | None = None
+    """Replays the passes of a batch of one; see `recorded`."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be driven, before anything runs."""
@@ -97,6 +100,11 @@ class TransformersModel:
         """Parameters and buffers."""
         tensors = (*self.module.parameters(), *self.module.buffers())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def recorded(self, *, record: bool = True) -> TransformersModel:
+        """The same model, faster at batch 1; itself where its passes can't be recorded. See Note [Recorded passes]."""
+        possible = RecordedPasses.possible(self.module)
+        return replace(self, passes=RecordedPasses(self.module, record=record)) if possible else self
 
     @torch.inference_mode()
     def open(self, prompts: Sequence[Sequence[int]]) -> TransformersSession:
@@ -225,7 +233,11 @@ class TransformersSession:
             token_ids = torch.from_numpy(ids).to(model.device)
         starts = self._cache.lengths
         model.require_ids(ids, starts + (counts if tree is None else tree.height))
-        logits = model.forward(token_ids[:, :block], **self._cache.arguments(counts, block, tree))
+        logits = None
+        if model.passes is not None and tree is None:
+            logits = model.passes(token_ids[:, :block], self._cache)
+        if logits is None:
+            logits = model.forward(token_ids[:, :block], **self._cache.arguments(counts, block, tree))
         self._cache.append(counts, block, tree)
         model.require_finite(logits, starts, counts)
         return torch.nn.functional.pad(logits, (0, 0, 0, unused)) if unused else logits

@@ -46,6 +46,26 @@ def test_greedy_speculation_changes_no_token():
     assert texts[0::2] == texts[1::2]
 
 
+def test_a_cuda_graph_gives_the_bits_of_the_pass_that_it_captures():
+    """One row through rollbacks and two capacities, in fp32; nothing fell back to Python."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
+    )
+    plain = TransformersModel(LlamaForCausalLM(config).cuda(), "random")
+    found = {}
+    for record in (True, False):
+        model = plain.recorded(record=record)
+        session, rows = model.open([range(1, 60)]), []
+        for block in ([3, 4, 5], [6], [7, 8, 9]) * 2:
+            rows.append(session.append(torch.tensor([block], device="cuda"), torch.tensor([len(block)]))[0])
+            session.rollback(session.lengths - 1)
+        found[record] = torch.cat(rows)
+        passes = model.passes._passes.values()
+        assert any(each == model.passes._eager for each in passes) is not record
+    assert torch.equal(found[True], found[False])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_step_is_faster_than_what_is_written_first(dtype, record_property):
     """64 sequences of 128,256 ids; the aims over copy rate and flashinfer (design/performance.md) are recorded, not gated."""
