@@ -39,6 +39,7 @@ from specverify.models.fingerprint import fingerprint
 from specverify.plan import plan_digest
 from specverify.records import Certificate, CheckResult, Environment, Finding, ModelFingerprint, Verdict, worst
 from specverify.scoring import ScoredTraces, score
+from specverify.statistics.budget import require_reckoned
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def certify(
         results.append(result)
     watch.close()
     judged, budget = judge(results, plan.false_fail_rate)
+    require_reckoned(budget.num_e_processes, budget.num_p_values, plan.first_token_prompts)
     target, draft = digests or fingerprints(subject)
     return Certificate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

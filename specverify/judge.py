@@ -27,11 +27,17 @@ _ABOUT_THE_PAIR = {"compatibility", "cost"}
 """Checks that no fault of a decoder can fail."""
 
 
-def judge(results: Sequence[CheckResult], false_fail_rate: float) -> tuple[tuple[CheckResult, ...], ErrorBudget]:
-    """Every test with what it was allowed and whether it failed, and every verdict that follows."""
+def judge(
+    results: Sequence[CheckResult], false_fail_rate: float, *, least_e_processes: int = 0, least_p_values: int = 0
+) -> tuple[tuple[CheckResult, ...], ErrorBudget]:
+    """Every test with what it was allowed and whether it failed, and every verdict that follows.
+
+    Where more tests are to come, `least_…` says among how many these share the rate.
+    """
     tests = [test for result in results for test in result.tests]
     p_values = [test.p_value for test in tests if test.p_value is not None]
-    num_e = sum(test.log10_e is not None for test in tests)
+    num_e = max(least_e_processes, sum(test.log10_e is not None for test in tests))
+    p_values += [1.0] * (least_p_values - len(p_values))
     budget = ErrorBudget(
         false_fail_rate=false_fail_rate,
         e_process_rate=false_fail_rate / 2,

@@ -1,7 +1,7 @@
 """Many pairs at once: the cells of a matrix of targets, drafts, parameters and numbers of tokens, and one table of their certificates.
 
-Note [Matrix]: a cell is certified exactly as it would be alone, by a command that its certificate records. Over the matrix, one more question is
-asked: which cells are lossy, if at most `false_discovery_rate` of those that are named may be named by chance? Each cell's
+Note [Matrix]: a cell is certified exactly as its own plan would alone, by a command that its certificate records; the plan holds
+the cell's share of the matrix's error budget. Over the matrix, one more question is asked: which cells are lossy, if at most `false_discovery_rate` of those that are named may be named by chance? Each cell's
 tests are merged into one e-value, and e-BH answers it [WangRamdas2022], though cells share targets, prompts and seeds. So a cell whose own evidence
 stays short of its error budget may fail in the company of others.
 """

@@ -40,8 +40,18 @@ class Matrix:
     """Fields of the plan that all cells share."""
     prompts: str = ""
     """A JSONL file; the embedded prompts without it."""
-    false_discovery_rate: float = 1e-3
+    false_discovery_rate: float = 5e-7
     """Of the cells that are named as lossy over the matrix, how many may be named by chance."""
+
+    @property
+    def num_cells(self) -> int:
+        """Of all combinations."""
+        return len(self.targets) * len(self.drafts) * len(self.num_speculative_tokens) * len(self.parameters)
+
+    @property
+    def cell_rate(self) -> float:
+        """What a cell may spend on false alarms: half of the matrix's, shared evenly; the other half is e-BH's."""
+        return float(self.plan.get("false_fail_rate", Plan.false_fail_rate)) / 2 / self.num_cells
 
 
 def read_matrix(path: str | Path) -> Matrix:
@@ -66,9 +76,8 @@ def read_matrix(path: str | Path) -> Matrix:
     if not 0 < matrix.false_discovery_rate < 1:
         msg = f"{source} sets false_discovery_rate to {matrix.false_discovery_rate}; it must lie between 0 and 1"
         raise PlanError(msg)
-    number = len(matrix.targets) * len(matrix.drafts) * len(matrix.num_speculative_tokens) * len(matrix.parameters)
-    if not 0 < number <= _MOST_CELLS:
-        msg = f"{source} has {number:,} cells; give at least one of each, and at most {_MOST_CELLS:,} cells"
+    if not 0 < matrix.num_cells <= _MOST_CELLS:
+        msg = f"{source} has {matrix.num_cells:,} cells; give at least one of each, and at most {_MOST_CELLS:,} cells"
         raise PlanError(msg)
     return matrix
 
@@ -84,9 +93,15 @@ def cells_of(matrix: Matrix) -> Iterator[Cell]:
         )
 
 
-def plan_text(matrix: Matrix, cell: Cell) -> str:
-    """The cell's plan as TOML, so that its certificate can be made again by itself."""
-    lines = [f"{key} = {_toml(value)}" for key, value in matrix.plan.items()]
+def plan_text(matrix: Matrix, cell: Cell, *, lossless_tokens: int = 0) -> str:
+    """The cell's plan as TOML, so that its certificate can be made again by itself.
+
+    `lossless_tokens`, where given, is what the cell's smaller share of the error budget asks for.
+    """
+    settings = {**matrix.plan, "false_fail_rate": matrix.cell_rate}
+    if lossless_tokens:
+        settings["lossless_tokens"] = lossless_tokens
+    lines = [f"{key} = {_toml(value)}" for key, value in settings.items()]
     lines.append(f"num_speculative_tokens = {cell.num_speculative_tokens}")
     if chosen := matrix.parameters[cell.parameters]:
         lines += ["", "[params]", *(f"{key} = {_toml(value)}" for key, value in chosen.items())]

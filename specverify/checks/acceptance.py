@@ -21,6 +21,7 @@ from specverify.checks.lossless import enough, lossless_rounds
 from specverify.drafting import ScriptedDrafts
 from specverify.records import CheckResult, Finding, StatisticalTest, Verdict, count, worst
 from specverify.statistics.acceptance import tokens_per_step
+from specverify.statistics.budget import MOST_E_PROCESSES
 from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
 from specverify.statistics.sequential import bernoulli_bets, smallest_detectable_kl
 from specverify.verification.chain import greedy, sample_and_match
@@ -44,8 +45,6 @@ _ACCEPT_LESS = (sample_and_match, greedy)
 """Rules that match tokens: they may accept less than Σ min(p, q), but no lossless rule for one draft accepts more."""
 _SURELY = 1e-6
 """Σ min(p, q) is kept this far from 0 and 1: a rounding of the cached logits must not count as proof."""
-_MOST_E_PROCESSES = 16
-"""About as many as a whole run has."""
 _NUM_TILTS = 3
 """Bets that `bernoulli_bets` mixes on each side."""
 _ABOVE = "more accepted than Σ min(p, q) allows: proof of lossiness"
@@ -273,7 +272,7 @@ def smallest_detectable_shift(probs: NDArray[np.float64], plan: Plan) -> float:
     σ² is the mean p (1 - p), of the shifted probabilities where that is more. The bet shares the error budget with the
     run's other e-processes, and its side with the other tilts.
     """
-    rate = plan.false_fail_rate / 2 / _MOST_E_PROCESSES / _NUM_TILTS
+    rate = plan.false_fail_rate / 2 / MOST_E_PROCESSES / _NUM_TILTS
     nats = smallest_detectable_kl(len(probs), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate)
     shift = math.sqrt(2 * nats * float((probs * (1 - probs)).mean()))
     shifted = [np.clip(probs + move, 0, 1) for move in (-shift, 0.0, shift)]

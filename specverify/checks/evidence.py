@@ -10,6 +10,7 @@ import numpy as np
 from specverify.checks.noise import measured_noise
 from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.stages import Role
+from specverify.statistics.budget import most_p_values
 from specverify.statistics.interval import mixture_share_bound
 from specverify.statistics.sequential import EProcess, bernoulli_bets, histogram_bets, likelihood_ratio_bets, mix
 from specverify.statistics.uniformity import (
@@ -37,6 +38,7 @@ __all__ = [
     "e_process_test",
     "empty_texts",
     "impossible",
+    "least_level",
     "pit_tests",
     "positive_statements",
     "support",
@@ -58,8 +60,6 @@ STAGES: dict[str, str] = {
 }
 """PIT columns of the stages of chain rejection, and what is wrong where one is uneven."""
 
-_MOST_P_VALUES = 32
-"""No run has more."""
 _ROUNDING = 1e-6
 """How far an acceptance probability may be off because the scorer runs the models in another batch shape."""
 
@@ -181,7 +181,7 @@ def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
 
 def least_level(plan: Plan) -> float:
     """The level that Holm's procedure leaves to the smallest p-value of a run, whatever the run asks."""
-    return plan.false_fail_rate / 2 / _MOST_P_VALUES
+    return plan.false_fail_rate / 2 / most_p_values(plan.first_token_prompts)
 
 
 def detectable_shift(num_tokens: int, plan: Plan) -> float:

@@ -17,6 +17,7 @@ from specverify.checks.evidence import (
     e_process_test,
     empty_texts,
     impossible,
+    least_level,
     pit_tests,
     positive_statements,
     qq_plot,
@@ -26,7 +27,7 @@ from specverify.checks.evidence import (
 from specverify.checks.serial import serial_test
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from specverify.sampling import probabilities
-from specverify.statistics.budget import e_threshold
+from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 from specverify.statistics.categorical import chi_square, smallest_detectable_tv
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ __all__ = ["enough", "law_after", "lossless", "lossless_rounds"]
 _SUSPICION = 3.0
 """log10 of the e-value at which a stream that is not proved wrong goes on to `_EXTENSION` times the tokens by itself."""
 _EXTENSION = 10
-_MOST_E_PROCESSES = 32
-"""No run has more; an e-process that passes the threshold of so many is decided, whatever the judge's share."""
 
 
 def lossless_rounds(subject: Subject, plan: Plan, *, times: int = 1) -> Iterable[Round]:
@@ -102,7 +101,7 @@ def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     if impossible(stream):
         return True
     log10_e = e_process(stream).log10_e
-    if log10_e >= e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES):
+    if log10_e >= e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES):
         return True
     return enough(plan, scored) and (not _suspicious(log10_e) or len(stream) >= _EXTENSION * plan.lossless_tokens)
 
@@ -118,7 +117,7 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
         observed = np.bincount([trace.token_ids[0] for trace in traces], minlength=len(expected))
         outcome = chi_square(observed, expected)
         detectable = smallest_detectable_tv(
-            expected, len(traces), false_fail_rate=plan.false_fail_rate / 2, false_pass_rate=plan.false_pass_rate
+            expected, len(traces), false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
         )
         tests.append(
             StatisticalTest(
@@ -175,7 +174,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(
             qq_plot(stream),
-            e_process_plot(watched, limit=e_threshold(plan.false_fail_rate / 2, _MOST_E_PROCESSES)),
+            e_process_plot(watched, limit=e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)),
         )
         if len(stream)
         else (),

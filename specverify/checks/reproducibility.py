@@ -17,6 +17,7 @@ import torch
 from scipy import stats
 
 from specverify.checks.check import Check, derived_seed, reproduce, sampling, spread
+from specverify.checks.evidence import least_level
 from specverify.engines import Capability
 from specverify.records import CheckResult, DecodeRequest, Finding, SamplingParams, StatisticalTest, Verdict
 
@@ -206,7 +207,7 @@ def _token(scored: ScoredTraces, trace: int, at: int) -> str:
 
 def _rounding_test(num_differing: int, expected: float, num_groups: int, plan: Plan) -> StatisticalTest:
     """Requests with differing answers against what rounding explains (Poisson, the rate an upper bound)."""
-    least = int(stats.poisson.isf(plan.false_fail_rate / 2, expected)) + 1
+    least = int(stats.poisson.isf(least_level(plan), expected)) + 1
     return StatisticalTest(
         name="differing requests against the measured rounding",
         statistic=num_differing,

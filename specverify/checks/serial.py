@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specverify.checks.evidence import least_level
 from specverify.records import StatisticalTest
 from specverify.statistics.uniformity import chi_square_uniform, smallest_detectable_uniform_tv
 
@@ -33,7 +34,7 @@ def serial_test(scored: ScoredTraces, plan: Plan, *, name: str) -> tuple[Statist
         return ()
     outcome = chi_square_uniform(differences)
     detectable = smallest_detectable_uniform_tv(
-        len(differences), false_fail_rate=plan.false_fail_rate / 2, false_pass_rate=plan.false_pass_rate
+        len(differences), false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
     )
     return (
         StatisticalTest(

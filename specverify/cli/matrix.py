@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specverify.cli.invocation import Invocation
     from specverify.matrix import Cell, MatrixRow
     from specverify.matrix_file import Matrix
+    from specverify.plan import Plan
     from specverify.records import Certificate
 
 __all__ = ["certify_matrix"]
@@ -79,6 +80,9 @@ def _cell(
     invocation = dataclasses.replace(
         given, target=cell.target, draft=cell.draft, plan_file=plan_file, prompts=prompts, out=folder
     )
+    wanted = _wanted_tokens(invocation.plan())
+    if wanted and "lossless_tokens" not in matrix.plan:
+        write_text_atomically(plan_file, plan_text(matrix, cell, lossless_tokens=wanted))
     if not quiet:
         say(f"cell {cell.name}")
     try:
@@ -89,6 +93,15 @@ def _cell(
     except UsageError as error:
         msg = f"cell {cell.name}: {error}"
         raise type(error)(msg) from error
+
+
+def _wanted_tokens(plan: Plan) -> int:
+    """Tokens of the stream that a share of the matrix's error budget asks for; 0 where the plan has enough."""
+    from specverify.checks.evidence import detectable_shift, tokens_needed
+
+    if detectable_shift(plan.lossless_tokens, plan) <= plan.largest_undetected_shift:
+        return 0
+    return tokens_needed(plan.largest_undetected_shift, plan)
 
 
 def _write(out: Path, rows: list[MatrixRow], rate: float) -> None:

@@ -24,6 +24,7 @@ from specverify.errors import PlanError, SpecverifyError, UsageError
 from specverify.judge import judge
 from specverify.plan import Plan, plan_digest
 from specverify.records import Certificate, CheckResult, Finding, SamplingParams, Verdict, worst
+from specverify.statistics.budget import MOST_E_PROCESSES, most_p_values, require_reckoned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,8 +142,11 @@ def hold_cells(
         alone = replace(alone, engine=_without_refused(alone, plan))
         thin = replace(plan, lossless_tokens=max(5_000, plan.lossless_tokens // 4), largest_undetected_shift=0.1)
         results += [_off(held(cell, alone, thin, watch)) for cell in OFF_CELLS if cell in chosen]
-        failed = [result.id for result in judge(results, plan.false_fail_rate)[0] if result.verdict is Verdict.FAIL]
-        doubtful = {name.removeprefix("off/") for name in failed}
+        judged, _ = judge(
+            results, plan.false_fail_rate, least_e_processes=MOST_E_PROCESSES,
+            least_p_values=most_p_values(plan.first_token_prompts),
+        )  # fmt: skip  # of the whole run: what fails here by chance fails there, too, and counts once
+        doubtful = {result.id.removeprefix("off/") for result in judged if result.verdict is Verdict.FAIL}
         if off2 is not None:
             results.append(_again(alone, off_subject(off2, laws, command=command), plan))
     results += [_in_doubt(cell) if cell.id in doubtful else held(cell, on, plan, watch) for cell in chosen]
@@ -179,6 +183,7 @@ def certificate_of(
 ) -> Certificate:
     """All cells against one error budget."""
     judged, budget = judge(results, plan.false_fail_rate)
+    require_reckoned(budget.num_e_processes, budget.num_p_values, plan.first_token_prompts)
     whole = not plan.only
     return Certificate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -3,6 +3,11 @@
 Half of the run's `false_fail_rate` goes to its e-processes, evenly: of m, each fails from e = m / rate. The other half
 goes to all p-values together, by Holm's procedure. Both hold under any dependence between the tests [Holm1979,
 Ville1939].
+
+Note [Reckoned with]: a check that ends early on proof, or says what it could have seen, must know its share before the
+run's tests are counted. So it reckons with the most tests that any run has, `most_p_values` and `MOST_E_PROCESSES`: those
+of `qualify ENGINE`, which holds most cells with and without speculation. A share of fewer tests is larger, so nothing that
+ended a check falls short of it. A run that has more after all is refused (`require_reckoned`).
 """
 
 from __future__ import annotations
@@ -19,7 +24,12 @@ from specverify.statistics.design import require_rate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HolmLevel", "e_threshold", "holm"]
+__all__ = ["MOST_E_PROCESSES", "HolmLevel", "e_threshold", "holm", "most_p_values", "require_reckoned"]
+
+MOST_E_PROCESSES = 32
+"""No run has more (Note [Reckoned with])."""
+_OTHER_P_VALUES = 28
+"""Of a run, beside those of first tokens."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +75,23 @@ def e_threshold(rate: float, num_e_processes: int) -> float:
         msg = "there is no e-process to share the rate"
         raise InternalError(msg)
     return math.log10(num_e_processes) - math.log10(rate)
+
+
+def most_p_values(first_token_prompts: int) -> int:
+    """No run has more: one of each such prompt, with and without speculation, and a fixed number of others.
+
+    >>> most_p_values(4)
+    36
+    """
+    return _OTHER_P_VALUES + 2 * first_token_prompts
+
+
+def require_reckoned(num_e_processes: int, num_p_values: int, first_token_prompts: int) -> None:
+    """Raise `InternalError` for a run of more tests than its checks reckoned with."""
+    most = MOST_E_PROCESSES, most_p_values(first_token_prompts)
+    if num_e_processes > most[0] or num_p_values > most[1]:
+        msg = (
+            f"the run has {num_e_processes} e-processes and {num_p_values} p-values, but its checks reckoned with {most[0]} "
+            f"and {most[1]}, so what they say they could have seen is wrong; raise the numbers in statistics/budget.py"
+        )
+        raise InternalError(msg)

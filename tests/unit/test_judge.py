@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specverify.judge import headline
+from specverify.judge import headline, judge
 from specverify.records import CheckResult, StatisticalTest, Verdict
 
 
@@ -74,3 +74,16 @@ def test_a_planted_fault_is_named_whether_it_is_caught_or_not():
         == "The planted fault 'x' was caught by greedy."
     )
     assert "NOT caught" in headline([result("greedy")], fault="x", whole=True)
+
+
+def test_tests_that_are_to_come_have_their_share():
+    """Of 10 e-processes and 4 p-values each gets what it will get in the whole run."""
+    tests = (
+        StatisticalTest(name="e", statistic=0, log10_e=7.0, allowed=1, failed=False, num_samples=1),
+        StatisticalTest(name="p", statistic=0, p_value=2e-7, allowed=1, failed=False, num_samples=1),
+    )
+    [alone], _ = judge([replace(result("lossless"), tests=tests)], 1e-6)
+    [part], budget = judge([replace(result("lossless"), tests=tests)], 1e-6, least_e_processes=10, least_p_values=4)
+    assert [test.failed for test in alone.tests] == [True, True]
+    assert [test.failed for test in part.tests] == [False, False]
+    assert (budget.num_e_processes, budget.num_p_values) == (10, 4)

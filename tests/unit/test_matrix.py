@@ -91,6 +91,18 @@ def test_cells_and_their_plans(file: Path, tmp_path: Path) -> None:
     assert (plan.num_speculative_tokens, plan.params.temperature, plan.only) == (5, 0.5, ("greedy",))
 
 
+def test_cells_and_e_bh_share_one_error_budget(file: Path) -> None:
+    """One in a million over all cells together, or what the plan sets."""
+    text = "targets = ['t']\ndrafts = ['a', 'b']\nnum_speculative_tokens = [2, 3]\n"
+    for given, rate in (("", 1e-6), ("[plan]\nfalse_fail_rate = 1e-3\n", 1e-3)):
+        file.write_text(text + given)
+        matrix = read_matrix(file)
+        cells = list(cells_of(matrix))
+        assert f"false_fail_rate = {rate / 2 / 4}" in plan_text(matrix, cells[0])
+        assert matrix.false_discovery_rate == 5e-7
+    assert "lossless_tokens = 7398" in plan_text(matrix, cells[0], lossless_tokens=7_398)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

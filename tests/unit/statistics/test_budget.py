@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specverify.errors import InternalError
-from specverify.statistics.budget import HolmLevel, e_threshold, holm
+from specverify.statistics.budget import (
+    MOST_E_PROCESSES,
+    HolmLevel,
+    e_threshold,
+    holm,
+    most_p_values,
+    require_reckoned,
+)
 
 
 def test_holm_by_hand() -> None:
@@ -48,3 +55,11 @@ def test_e_threshold_shares_the_rate_evenly() -> None:
     assert e_threshold(5e-7, 3) == pytest.approx(np.log10(6e6))
     with pytest.raises(InternalError, match="no e-process"):
         e_threshold(5e-7, 0)
+
+
+def test_a_run_of_more_tests_than_its_checks_reckoned_with_is_refused() -> None:
+    """Each prompt of first tokens may count twice: with speculation and without."""
+    require_reckoned(MOST_E_PROCESSES, most_p_values(4), 4)
+    for counts in ((MOST_E_PROCESSES + 1, 0, 4), (0, most_p_values(4) + 1, 4)):
+        with pytest.raises(InternalError, match="reckoned with"):
+            require_reckoned(*counts)
