@@ -39,6 +39,7 @@ from specverify.models.fingerprint import fingerprint
 from specverify.plan import plan_digest
 from specverify.records import Certificate, CheckResult, Environment, Finding, ModelFingerprint, Verdict, worst
 from specverify.scoring import ScoredTraces, score
+from specverify.spill import Spill
 from specverify.statistics.budget import require_reckoned
 from specverify.watch import Silent
 
@@ -90,6 +91,10 @@ class Store(Protocol):
         """Keep the answers to a round."""
         ...
 
+    def scratch(self) -> Path | None:
+        """A folder on a disk that has room, where evidence lies during the run; the system's without one."""
+        ...
+
 
 class Forgetful:
     """Keeps nothing."""
@@ -109,6 +114,10 @@ class Forgetful:
 
     def keep(self, asked: Round, scored: ScoredTraces) -> None:
         """Nowhere."""
+
+    def scratch(self) -> Path | None:
+        """None of its own."""
+        return None
 
 
 def certify(
@@ -184,15 +193,17 @@ class Transcripts:
         self._subject = subject
         self._store = store if store is not None and subject.decoder is not None else Forgetful()
         self._scored: dict[tuple[object, ...], ScoredTraces] = {}
+        self._spill = Spill(store.scratch() if store is not None else None)
 
     def answer(self, asked: Round) -> ScoredTraces:
         """Decode and score a round, or recall it."""
         key = (type(asked) is Unscored, *asked)
         if key not in self._scored:
             recalled = self._store.recall(asked)
-            self._scored[key] = self._computed(asked) if recalled is None else recalled
+            scored = self._computed(asked) if recalled is None else recalled
             if recalled is None:
-                self._store.keep(asked, self._scored[key])
+                self._store.keep(asked, scored)
+            self._scored[key] = scored.on_disk(self._spill)
         return self._scored[key]
 
     def _computed(self, asked: Round) -> ScoredTraces:

@@ -6,6 +6,7 @@ Units are in the names (`_s`, `_ms`, `_bytes`, `_tokens`); rates lie in [0, 1].
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping  # noqa: TC003 - the codec resolves the annotations at run time
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -163,14 +164,19 @@ class DecodeCounters:
 
 def count(traces: Iterable[DecodeTrace]) -> DecodeCounters:
     """Recompute the counters from the steps of `traces`."""
-    steps = [step for trace in traces for step in trace.steps if step.num_draft_tokens]
-    longest = max((step.num_draft_tokens for step in steps), default=0)
+    kinds = Counter(
+        (step.num_draft_tokens, step.num_accepted_tokens)
+        for trace in traces
+        for step in trace.steps
+        if step.num_draft_tokens
+    )
+    longest = max((drafted for drafted, _ in kinds), default=0)
     return DecodeCounters(
-        num_drafts=len(steps),
-        num_draft_tokens=sum(step.num_draft_tokens for step in steps),
-        num_accepted_tokens=sum(step.num_accepted_tokens for step in steps),
+        num_drafts=kinds.total(),
+        num_draft_tokens=sum(drafted * times for (drafted, _), times in kinds.items()),
+        num_accepted_tokens=sum(accepted * times for (_, accepted), times in kinds.items()),
         num_accepted_tokens_per_pos=tuple(
-            sum(step.num_accepted_tokens > position for step in steps) for position in range(longest)
+            sum(times for (_, accepted), times in kinds.items() if accepted > position) for position in range(longest)
         ),
     )
 

@@ -11,6 +11,7 @@ order decides what is seen: q/p finds leaks of the draft, p finds temperature an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from specverify.fault_law import fault_ratios
 from specverify.parallel import mapped
 from specverify.pit import randomised_pit
 from specverify.sampling import probabilities
+from specverify.spill import Columns, Traces
 from specverify.stages import drafts_and_roles, stage_columns, stage_ratios
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 
     from specverify.models import LanguageModel
     from specverify.parallel import Elsewhere
-    from specverify.records import DecodeTrace, SamplingParams
+    from specverify.records import DecodeRequest, DecodeTrace, SamplingParams
+    from specverify.spill import Spill
 
 __all__ = ["ScoredTraces", "score", "score_chunk"]
 
@@ -57,13 +60,20 @@ class ScoredTraces:
     target's probability of such tokens), and where asked for `role` and the columns of `stages`. `fault_ratios` has the r/p of each fault law.
     """
 
-    traces: tuple[DecodeTrace, ...] = ()
-    columns: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    fault_ratios: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    traces: Sequence[DecodeTrace] = ()
+    columns: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    fault_ratios: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Tokens scored."""
+        if isinstance(self.columns, Columns):
+            return self.columns.rows()
         return len(self.columns["token"]) if self.columns else 0
+
+    def on_disk(self, spill: Spill) -> ScoredTraces:
+        """The same, held on disk (Note [Spill])."""
+        columns, ratios = (Columns.put(each, spill) for each in (self.columns, self.fault_ratios))
+        return ScoredTraces(Traces.put(self.traces, spill), columns, ratios)
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         """A column; empty where nothing was scored."""
@@ -71,39 +81,64 @@ class ScoredTraces:
 
     def where(self, mask: NDArray[np.bool_]) -> ScoredTraces:
         """The tokens of a mask; traces stay, so that indices keep their meaning."""
-        return ScoredTraces(
-            self.traces,
-            {name: values[mask] for name, values in self.columns.items()},
-            {name: values[mask] for name, values in self.fault_ratios.items()},
-        )
+        return ScoredTraces(self.traces, _picked(self.columns, mask), _picked(self.fault_ratios, mask))
 
     def merge(self, other: ScoredTraces) -> ScoredTraces:
         """Both, one after the other."""
-        shifted = {**other.columns, "trace": other["trace"] + len(self.traces)} if other.columns else {}
+        if not self.traces and not self.columns:
+            return other
+        if isinstance(self.traces, Traces) and isinstance(other.traces, Traces):
+            traces: Sequence[DecodeTrace] = self.traces.then(other.traces)
+        else:
+            traces = (*self.traces, *other.traces)
+        shift = {"trace": len(self.traces)}
         if not self.columns or not other.columns:  # traces without any token have no columns
-            ratios = self.fault_ratios or other.fault_ratios
-            return ScoredTraces(self.traces + other.traces, self.columns or shifted, ratios)
-        return ScoredTraces(
-            self.traces + other.traces,
-            {name: np.concatenate((values, shifted[name])) for name, values in self.columns.items() if name in shifted},
-            {
-                name: np.concatenate((values, other.fault_ratios[name]))
-                for name, values in self.fault_ratios.items()
-                if name in other.fault_ratios
-            },
-        )
+            return ScoredTraces(
+                traces, self.columns or _shifted(other.columns, shift), self.fault_ratios or other.fault_ratios
+            )
+        ratios = _joined(self.fault_ratios, other.fault_ratios, {})
+        return ScoredTraces(traces, _joined(self.columns, other.columns, shift), ratios)
+
+    def requests(self) -> list[DecodeRequest]:
+        """The request of every trace."""
+        return self.traces.requests() if isinstance(self.traces, Traces) else [trace.request for trace in self.traces]
 
     def prompts(self) -> NDArray[np.int64]:
         """For every token, the number of its prompt: the unit by which intervals are clustered."""
         numbers: dict[str, int] = {}
-        of_trace = [
-            numbers.setdefault(trace.request.prompt_id or trace.request.id, len(numbers)) for trace in self.traces
-        ]
+        of_trace = [numbers.setdefault(each.prompt_id or each.id, len(numbers)) for each in self.requests()]
         return np.array(of_trace, dtype=np.int64)[self["trace"].astype(np.int64)]
 
-    def domains(self) -> NDArray[np.str_]:
-        """For every token, the domain of its prompt."""
-        return np.array([trace.request.domain for trace in self.traces])[self["trace"].astype(np.int64)]
+    def domains(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The domains in order, and for every token the number of its prompt's."""
+        of_trace = [request.domain for request in self.requests()]
+        names = sorted(set(of_trace))
+        numbers = np.array([names.index(name) for name in of_trace], dtype=np.int64)
+        return names, numbers[self["trace"].astype(np.int64)]
+
+
+Table = Mapping[str, "NDArray[np.float64]"]
+
+
+def _picked(columns: Table, mask: NDArray[np.bool_]) -> Table:
+    if isinstance(columns, Columns):
+        return columns.where(mask)
+    return {name: values[mask] for name, values in columns.items()}
+
+
+def _shifted(columns: Table, shift: Mapping[str, int]) -> Table:
+    """What is added to nothing."""
+    if isinstance(columns, Columns):
+        return columns.shifted(shift)
+    return {name: values + shift[name] if name in shift else values for name, values in columns.items()}
+
+
+def _joined(mine: Table, other: Table, shift: Mapping[str, int]) -> Table:
+    """The columns that both have, one after the other."""
+    if isinstance(mine, Columns) and isinstance(other, Columns):
+        return mine.then(other.shifted(shift))
+    later = _shifted(other, shift)
+    return {name: np.concatenate((values, later[name])) for name, values in mine.items() if name in later}
 
 
 def score(

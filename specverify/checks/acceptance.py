@@ -9,6 +9,7 @@ may be put into a formula, and for tokens a step not even that one: the exact pr
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,15 +73,16 @@ def drafts_tested(scored: ScoredTraces) -> Tested:
     position holds the two laws that it was tested with.
     """
     first_row = np.searchsorted(scored["trace"], np.arange(len(scored.traces)))
-    found: list[tuple[int, bool, int]] = []
+    found = array("q")  # three numbers a draft, without an object each
     for start, trace in zip(first_row.tolist(), scored.traces, strict=True):
         at = start
         for step in trace.steps:
-            found += [(at + place, True, place) for place in range(step.num_accepted_tokens)]
+            for place in range(step.num_accepted_tokens):
+                found.extend((at + place, 1, place))
             if step.num_accepted_tokens < min(step.num_draft_tokens, step.num_emitted_tokens):
-                found.append((at + step.num_accepted_tokens, False, step.num_accepted_tokens))
+                found.extend((at + step.num_accepted_tokens, 0, step.num_accepted_tokens))
             at += step.num_emitted_tokens
-    rows, accepted, places = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    rows, accepted, places = np.frombuffer(found, dtype=np.int64).reshape(-1, 3).T
     return Tested(rows, accepted.astype(bool), places)
 
 
@@ -298,7 +300,8 @@ def _furthest_prompts(scored: ScoredTraces) -> Finding:
     prompts, owners = scored.prompts(), scored["trace"].astype(int)
     _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
     means = np.bincount(number, weights=scored["overlap"]) / np.bincount(number)
-    requests = [scored.traces[owner].request for owner in owners[first].tolist()]
+    of_trace = scored.requests()
+    requests = [of_trace[owner] for owner in owners[first].tolist()]
     worst = np.argsort(means, kind="stable")[:5].tolist()
     listed = ", ".join(f"{requests[at].prompt_id or requests[at].id} ({means[at]:.2f})" for at in worst)
     return Finding(text=f"draft and target are furthest apart after: {listed}", severity=Verdict.PASS)

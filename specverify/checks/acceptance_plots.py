@@ -30,7 +30,8 @@ def _grouped(
 
 def by_domain(scored: ScoredTraces) -> dict[float | str, Interval]:
     """Σ min(p, q) of each domain, with an interval clustered by prompt."""
-    return _grouped(scored["overlap"], scored.domains(), scored.prompts())
+    names, numbers = scored.domains()
+    return {names[int(key)]: each for key, each in _grouped(scored["overlap"], numbers, scored.prompts()).items()}
 
 
 def _series(label: str, x: Iterable[float | str], intervals: Iterable[Interval], *, highest: float = 1.0) -> Series:

@@ -11,9 +11,19 @@ if TYPE_CHECKING:
 
     from specverify.records import DecodeStep, DecodeTrace
 
-__all__ = ["impossible_counters"]
+__all__ = ["impossible_counters", "nothing_drafted"]
 
 _MOST_NAMED = 5
+
+
+def nothing_drafted(traces: Iterable[DecodeTrace]) -> bool:
+    """Whether the steps are known, and none of them drafted."""
+    known = False
+    for trace in traces:
+        if any(step.num_draft_tokens for step in trace.steps):
+            return False
+        known = known or bool(trace.steps)
+    return known
 
 
 def impossible_counters(traces: Iterable[DecodeTrace]) -> tuple[Finding, ...]:

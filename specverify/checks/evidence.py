@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,28 +138,64 @@ def empty_texts(scored: ScoredTraces) -> tuple[Finding, ...]:
 
 def e_process(scored: ScoredTraces) -> EProcess:
     """Bets on every known fault and on any unevenness of the PIT in each order, mixed evenly; valid at any time."""
-    bets = {name: likelihood_ratio_bets(ratio) for name, ratio in scored.fault_ratios.items()}
-    bets |= {f"uneven in the order of {ORDERS[order]}": histogram_bets(scored[order]) for order in _known(scored)}
-    return mix(bets | _stage_bets(scored))
+    bets: dict[str, Callable[[], Float[np.ndarray, " n"]]] = {
+        name: partial(_likelihood_bets, scored, name) for name in scored.fault_ratios
+    }
+    for order in _known(scored):
+        bets[f"uneven in the order of {ORDERS[order]}"] = partial(_order_bets, scored, order)
+    return mix(_OneAtATime(bets | _stage_bets(scored)))
 
 
-def _stage_bets(scored: ScoredTraces) -> dict[str, Float[np.ndarray, " n"]]:
+class _OneAtATime(Mapping[str, "Float[np.ndarray, ' n']"]):
+    """Paths that are computed when they are read, so that a long run doesn't hold forty of them."""
+
+    def __init__(self, made: dict[str, Callable[[], Float[np.ndarray, " n"]]]) -> None:
+        self._made = made
+
+    def __getitem__(self, name: str) -> Float[np.ndarray, " n"]:
+        return self._made[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def _likelihood_bets(scored: ScoredTraces, name: str) -> Float[np.ndarray, " n"]:
+    return likelihood_ratio_bets(scored.fault_ratios[name])
+
+
+def _order_bets(scored: ScoredTraces, order: str) -> Float[np.ndarray, " n"]:
+    return histogram_bets(scored[order])
+
+
+def _stage_bets(scored: ScoredTraces) -> dict[str, Callable[[], Float[np.ndarray, " n"]]]:
     """Bets on each stage of chain rejection; a path stands still at the tokens that its stage doesn't concern."""
-    bets = {}
+    bets: dict[str, Callable[[], Float[np.ndarray, " n"]]] = {}
     for column, name in STAGES.items():
-        concerned = ~np.isnan(scored[column])
-        if concerned.any():
-            bets[name] = _spread_out(histogram_bets(scored[column][concerned]), concerned)
-    drafted = ~np.isnan(scored["accept_prob"])
-    if drafted.any():
-        accepted = scored["role"][drafted] == Role.ACCEPTED
-        prob = scored["accept_prob"][drafted]
-        # the scorer's own rounding must not turn a ratio of 1 into proof
-        above = bernoulli_bets(accepted, prob.clip(_ROUNDING, 1)).above
-        below = bernoulli_bets(accepted, prob.clip(0, 1 - _ROUNDING)).below
-        bets["drafts accepted more often than min(1, p/q)"] = _spread_out(above, drafted)
-        bets["drafts accepted less often than min(1, p/q)"] = _spread_out(below, drafted)
+        if not np.isnan(scored[column]).all():
+            bets[name] = partial(_stage_path, scored, column)
+    if not np.isnan(scored["accept_prob"]).all():
+        bets["drafts accepted more often than min(1, p/q)"] = partial(_acceptance_path, scored, more=True)
+        bets["drafts accepted less often than min(1, p/q)"] = partial(_acceptance_path, scored, more=False)
     return bets
+
+
+def _stage_path(scored: ScoredTraces, column: str) -> Float[np.ndarray, " n"]:
+    values = scored[column]
+    concerned = ~np.isnan(values)
+    return _spread_out(histogram_bets(values[concerned]), concerned)
+
+
+def _acceptance_path(scored: ScoredTraces, *, more: bool) -> Float[np.ndarray, " n"]:
+    """The scorer's own rounding must not turn a ratio of 1 into proof."""
+    prob = scored["accept_prob"]
+    drafted = ~np.isnan(prob)
+    accepted, prob = scored["role"][drafted] == Role.ACCEPTED, prob[drafted]
+    if more:
+        return _spread_out(bernoulli_bets(accepted, prob.clip(_ROUNDING, 1)).above, drafted)
+    return _spread_out(bernoulli_bets(accepted, prob.clip(0, 1 - _ROUNDING)).below, drafted)
 
 
 def _spread_out(path: Float[np.ndarray, " some"], concerned: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -250,7 +288,7 @@ def _test(
 
 
 def _known(scored: ScoredTraces) -> list[str]:
-    return [order for order in ORDERS if len(scored[order])]
+    return [order for order in ORDERS if order in scored.columns and len(scored)]
 
 
 def qq_plot(scored: ScoredTraces) -> Plot:

@@ -23,7 +23,7 @@ from specverify.records import (
 from specverify.statistics.poisson_binomial import poisson_binomial_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -108,11 +108,11 @@ def _by_prompt(traces: Iterable[DecodeTrace], *, speculation: bool) -> dict[str,
     return {trace.request.prompt_id: trace for trace in traces if trace.request.speculation == speculation}
 
 
-def _num_pairs(traces: tuple[DecodeTrace, ...]) -> int:
+def _num_pairs(traces: Sequence[DecodeTrace]) -> int:
     return len(_by_prompt(traces, speculation=True))
 
 
-def _diverged(traces: tuple[DecodeTrace, ...]) -> int:
+def _diverged(traces: Sequence[DecodeTrace]) -> int:
     """Texts that are not token for token those of the target alone."""
     on, off = (_by_prompt(traces, speculation=arm) for arm in (True, False))
     return sum(on[prompt].token_ids != off[prompt].token_ids for prompt in on if prompt in off)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
+from specverify.checks.counters import nothing_drafted
 from specverify.checks.evidence import (
     detectable_shift,
     e_process,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from specverify.checks.check import Round
     from specverify.checks.evidence import Support
     from specverify.plan import Plan
-    from specverify.records import SamplingParams
+    from specverify.records import DecodeRequest, SamplingParams
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
@@ -72,7 +73,7 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
 
 
 def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    of_trace = np.array([trace.request.id.startswith("lossless/") for trace in scored.traces], dtype=bool)
+    of_trace = np.array([request.id.startswith("lossless/") for request in scored.requests()], dtype=bool)
     return of_trace[scored["trace"].astype(np.int64)]
 
 
@@ -109,15 +110,19 @@ def _decided(plan: Plan, scored: ScoredTraces) -> bool:
 def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tuple[StatisticalTest, ...]:
     """Chi-square of the first tokens of many samples of one prompt against the target's exact law."""
     tests = []
+    firsts: dict[DecodeRequest, list[int]] = {}
+    for trace in scored.traces:
+        if trace.request.id.startswith("first_token/") and trace.token_ids:
+            firsts.setdefault(trace.request, []).append(trace.token_ids[0])
     for prompt in _first_token_prompts(subject, plan):
-        traces = [t for t in scored.traces if t.request.id == f"first_token/{prompt.id}" and t.token_ids]
-        if not traces:
+        request = next((each for each in firsts if each.id == f"first_token/{prompt.id}"), None)
+        if request is None:
             continue
-        expected = law_after(subject, prompt, traces[0].request.params)
-        observed = np.bincount([trace.token_ids[0] for trace in traces], minlength=len(expected))
+        expected = law_after(subject, prompt, request.params)
+        observed = np.bincount(firsts[request], minlength=len(expected))
         outcome = chi_square(observed, expected)
         detectable = smallest_detectable_tv(
-            expected, len(traces), false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
+            expected, len(firsts[request]), false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
         )
         tests.append(
             StatisticalTest(
@@ -126,7 +131,7 @@ def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tu
                 p_value=outcome.p_value,
                 allowed=math.nan,
                 failed=False,
-                num_samples=len(traces),
+                num_samples=len(firsts[request]),
                 smallest_detectable=detectable,
             )
         )
@@ -195,8 +200,7 @@ def _verdict(
     wrong = [finding for finding in found.findings if finding.severity is Verdict.FAIL]
     if wrong:
         return Verdict.FAIL, wrong[0].text
-    steps = [step for trace in stream.traces for step in trace.steps]
-    if steps and not any(step.num_draft_tokens for step in steps):
+    if nothing_drafted(stream.traces):
         return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
     if not found.settled:
         return (

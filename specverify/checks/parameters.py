@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
+from specverify.checks.counters import nothing_drafted
 from specverify.checks.evidence import detectable_shift, e_process_test, pit_tests, support, tokens_needed
 from specverify.plan import PARAMETER_GRID
 from specverify.records import CheckResult, Verdict
@@ -81,13 +82,14 @@ def _with_bet_on_penalty(subject: Subject, cell: ScoredTraces) -> ScoredTraces:
     without = score(unpenalised, target=subject.target, workers=subject.workers)["prob"]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(cell["prob"] > 0, without / cell["prob"], 1.0)  # what is outside the support is judged before
-    return replace(cell, fault_ratios={**cell.fault_ratios, "the penalty is ignored": ratio})
+    together = ChainMap({"the penalty is ignored": ratio}, cell.fault_ratios)  # type: ignore[arg-type] # only read
+    return replace(cell, fault_ratios=together)
 
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     findings: list[Finding] = []
     tests, counts = [], {}
-    of_trace = [trace.request.id.split("/")[1] for trace in scored.traces]
+    of_trace = [request.id.split("/")[1] for request in scored.requests()]
     cell_of_token = np.array(of_trace)[scored["trace"].astype(np.int64)]
     unsettled = ""
     for name in dict.fromkeys(of_trace):
@@ -127,8 +129,7 @@ def _verdict(
     wrong = [finding for finding in findings if finding.severity is Verdict.FAIL]
     if wrong:
         return Verdict.FAIL, f"{wrong[0].text} ({wrong[0].place})"
-    steps = [step for trace in scored.traces for step in trace.steps]
-    if steps and not any(step.num_draft_tokens for step in steps):
+    if nothing_drafted(scored.traces):
         return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
     if unsettled:
         return Verdict.INCONCLUSIVE, unsettled
@@ -139,7 +140,7 @@ def _verdict(
         said = f"too few tokens: in {setting} a shift of the mean law below {detectable:.2g} would go unseen"
         return Verdict.INCONCLUSIVE, f"{said}, {wanted:.2g} is wanted; set parameter_tokens = {2 * needed} in the plan"
     return Verdict.PASS, (
-        f"{len({trace.request.id.split('/')[1] for trace in scored.traces})} settings, {len(scored):,} tokens: none outside the support that the target allows"
+        f"{len({request.id.split('/')[1] for request in scored.requests()})} settings, {len(scored):,} tokens: none outside the support that the target allows"
     )
 
 

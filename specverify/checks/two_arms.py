@@ -11,12 +11,14 @@ harness is in doubt; and a deliberately lossy arm, ON at 0.7 of the temperature,
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling
+from specverify.checks.counters import nothing_drafted
 from specverify.engines import Capability
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
@@ -107,12 +109,16 @@ def compare_arms(first: ScoredTraces, second: ScoredTraces) -> EProcess:
 
 def _arm(scored: ScoredTraces, arm: str) -> ScoredTraces:
     """The texts of one arm, numbered anew."""
-    of_arm = [index for index, trace in enumerate(scored.traces) if trace.request.id.startswith(f"two-arms/{arm}/")]
+    of_arm = [at for at, request in enumerate(scored.requests()) if request.id.startswith(f"two-arms/{arm}/")]
     numbers = np.full(len(scored.traces) + 1, -1)
     numbers[of_arm] = np.arange(len(of_arm))
     there = scored.where(numbers[scored["trace"].astype(np.int64)] >= 0)
-    columns = {**there.columns, "trace": numbers[there["trace"].astype(np.int64)].astype(np.float64)}
-    return ScoredTraces(tuple(scored.traces[index] for index in of_arm), columns, there.fault_ratios)
+    renumbered = numbers[there["trace"].astype(np.int64)].astype(np.float64)
+    return ScoredTraces(
+        tuple(scored.traces[index] for index in of_arm),
+        ChainMap({"trace": renumbered}, there.columns),  # type: ignore[arg-type] # only read
+        there.fault_ratios,
+    )
 
 
 def _lossy_arm(subject: Subject, plan: Plan, scored: ScoredTraces) -> ScoredTraces:
@@ -181,8 +187,7 @@ def _verdict(on: ScoredTraces, compared: EProcess, control: EProcess, lossy: EPr
     if control.log10_max >= _DOUBT:
         said = f"target-only texts differ from target-only texts, 10^{control.log10_max:.1f} to 1 ({control.likeliest})"
         return Verdict.INCONCLUSIVE, f"{said}: the engine, or its seeds, or the harness is in doubt"
-    steps = [step for trace in on.traces for step in trace.steps]
-    if steps and not any(step.num_draft_tokens for step in steps):
+    if nothing_drafted(on.traces):
         return Verdict.INCONCLUSIVE, "nothing was drafted in the ON arm, so nothing was compared"
     if lossy.log10_max < _CONTROL:
         said = f"{len(compared.path)} pairs of texts are too few: an arm at {_COLDER} of the temperature was not seen"

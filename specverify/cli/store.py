@@ -88,6 +88,10 @@ class FileStore:
         """Keep the answers to a round; raises `OutputError` when they can't be written."""
         self._rounds.put(_digest(asked), asked, scored)
 
+    def scratch(self) -> Path:
+        """Where the results go, too."""
+        return self.path.parent
+
     def finish(self) -> None:
         """All checks are kept, so their rounds need not be."""
         self._rounds.remove()

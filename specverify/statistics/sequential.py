@@ -21,7 +21,7 @@ from specverify.statistics.design import require_rate
 from specverify.statistics.uniformity import bin_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from jaxtyping import Bool, Float
 
@@ -87,6 +87,20 @@ def _average(paths: Iterable[Float[np.ndarray, " n"]], weights: Iterable[float])
     return total / _LN10
 
 
+def _read(paths: Mapping[str, Float[np.ndarray, " n"]], lasts: dict[str, float]) -> Iterator[Float[np.ndarray, " n"]]:
+    """Each path once, so that a mapping may make them one at a time; `lasts` gets where each ends."""
+    lengths: dict[str, int] = {}
+    for name in paths:
+        path = paths[name]
+        lengths[name] = len(path)
+        if len(set(lengths.values())) > 1:
+            msg = f"the components have different lengths: {lengths}"
+            raise InternalError(msg)
+        if len(path):
+            lasts[name] = float(path[-1])
+        yield path
+
+
 def mix(paths: Mapping[str, Float[np.ndarray, " n"]], weights: Mapping[str, float] | None = None) -> EProcess:
     """One e-process from several over the same observations, by their average; weights are normalised, even by default.
 
@@ -96,18 +110,19 @@ def mix(paths: Mapping[str, Float[np.ndarray, " n"]], weights: Mapping[str, floa
     >>> mix({"a": np.array([0.0, 2.0]), "b": np.array([0.0, -9.0])}).likeliest
     'a'
     """
-    if len({len(path) for path in paths.values()}) != 1:
-        msg = f"the components have different lengths: { {name: len(path) for name, path in paths.items()} }"
-        raise InternalError(msg)
     shares = np.array([1.0 if weights is None else weights[name] for name in paths], dtype=np.float64)
     if not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
         msg = f"weights must be at least 0, and not all 0: {weights}"
         raise InternalError(msg)
     shares /= shares.sum()
-    average = _average(paths.values(), shares.tolist())
+    lasts: dict[str, float] = {}
+    average = _average(_read(paths, lasts), shares.tolist())
     finite = np.flatnonzero(average < np.inf)
     at = finite[-1] if len(finite) else None
-    ends = {name: float(path[at]) if at is not None else 0.0 for name, path in paths.items()}
+    if at is None:
+        ends = dict.fromkeys(paths, 0.0)
+    else:
+        ends = lasts if at == len(average) - 1 else {name: float(paths[name][at]) for name in paths}
     with np.errstate(divide="ignore"):
         contributions = np.array(list(ends.values())) + np.log10(shares)
     return EProcess(path=average, components=ends, likeliest=list(ends)[int(contributions.argmax())])
