@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from specverify.bench.overhead import overhead, recorded
 from specverify.bench.report import Comparison, comparisons_of
 from specverify.context import Row
-from specverify.decoding import autoregressive, speculative
+from specverify.decoding import Decoder, autoregressive, speculative
 from specverify.drafting import DraftModel
 from specverify.models.transformers import TransformersModel
 from specverify.records import DecodeRequest, SamplingParams
@@ -22,13 +24,12 @@ from specverify.timing import in_turns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from specverify.decoding import Decoder
     from specverify.models.loading import Pair
     from specverify.subject import Subject
 
     Clock = Callable[[], float]
 
-__all__ = ["assisted_suite", "batch_suite", "prompt_suite"]
+__all__ = ["assisted_suite", "batch_suite", "certification_suite", "overhead_of", "prompt_suite"]
 
 _TOKENS = 32
 ALONE, SPECULATIVE, ASSISTED = "target alone", "speculative", "assisted generation"
@@ -46,16 +47,6 @@ def _both(decoder: Decoder, rows: Sequence[Row]) -> dict[str, Callable[[], objec
     }
 
 
-def _recorded(decoder: Decoder) -> Decoder:
-    """The same decoder, faster at batch 1; see Note [Recorded passes]."""
-    target, drafter = decoder.target, decoder.drafter
-    if isinstance(target, TransformersModel):
-        target = target.recorded()
-    if isinstance(drafter, DraftModel) and isinstance(drafter.model, TransformersModel):
-        drafter = replace(drafter, model=drafter.model.recorded())
-    return replace(decoder, target=target, drafter=drafter)
-
-
 def batch_suite(
     decoder: Decoder, prompt: Sequence[int], *, batch: int, repeats: int, clock: Clock = time.perf_counter
 ) -> tuple[Comparison, ...]:
@@ -68,6 +59,34 @@ def batch_suite(
         clock=clock,
     )
     return comparisons_of(taken, of=f"decoding/batch={batch},4 tokens", baseline=ALONE, units=batch, unit="sequences")
+
+
+def certification_suite(*, repeats: int, clock: Clock = time.perf_counter) -> tuple[Comparison, ...]:
+    """Samples of four tokens by random models of 64 ids, in the batch that suits one core; the draft is one layer of 32."""
+    draft = _random_model(hidden_size=32, layers=1)
+    found: list[Comparison] = []
+    for hidden_size, layers in ((64, 2), (128, 4)):
+        target = _random_model(hidden_size=hidden_size, layers=layers)
+        decoder = Decoder(target=target, drafter=DraftModel(draft, target.vocab_size))
+        suite = batch_suite(decoder, range(1, 9), batch=512, repeats=repeats, clock=clock)
+        name = f"certification/{layers} layers of {hidden_size}, 512 rows, 4 tokens"
+        found += [replace(each, id=name) for each in suite]
+    return tuple(found)
+
+
+def _random_model(*, hidden_size: int, layers: int) -> TransformersModel:
+    """Weights so large that the draft's tokens are often rejected."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(hidden_size)
+        config = LlamaConfig(
+            vocab_size=64,
+            hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden_size // 32,
+            initializer_range=0.1,
+        )
+        return TransformersModel(LlamaForCausalLM(config), f"{layers} random layers of {hidden_size}")
 
 
 def prompt_suite(
@@ -90,7 +109,7 @@ def assisted_suite(
     decoder, pair = subject.decoder, subject.pair
     if decoder is None or pair is None or pair.draft is None:
         return ()
-    decoder = _recorded(decoder)
+    decoder = recorded(decoder)
     prompts = [prompt.token_ids for prompt in subject.prompts[:6]]
     turns = iter(range(1 << 62))
 
@@ -110,6 +129,15 @@ def assisted_suite(
         )
     name = f"decoding/batch=1,temperature={temperature:g}"
     return comparisons_of(taken, of=name, baseline=ASSISTED, units=_TOKENS * len(prompts), unit="tokens")
+
+
+def overhead_of(subject: Subject, *, repeats: int, clock: Clock = time.perf_counter) -> dict[str, float | int | str]:
+    """Of the decodes of `assisted_suite` at temperature 1."""
+    if subject.decoder is None:
+        return {}
+    requests = [_request(prompt.token_ids, temperature=1.0, seed=17) for prompt in subject.prompts[:6]]
+    found = overhead(recorded(subject.decoder), requests, repeats=repeats, clock=clock)
+    return {f"decoding/batch=1/{name}": value for name, value in found.items()}
 
 
 @contextlib.contextmanager

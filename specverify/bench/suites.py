@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specverify.bench.decoding import assisted_suite, batch_suite, prompt_suite
+from specverify.bench.decoding import assisted_suite, batch_suite, certification_suite, overhead_of, prompt_suite
 from specverify.bench.report import BenchReport
 from specverify.bench.verification import Workload, verification_suite
 from specverify.certify import environment, run_check
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "Sizes", "bench"]
 
-SUITES = ("verification", "pair", "assisted", "batch", "prompt")
-"""Verification steps; passes, acceptance and speed-up of the pair; against transformers; by batch; by prompt length."""
+SUITES = ("verification", "certification", "pair", "assisted", "batch", "prompt")
+"""Verification steps; samples of small random models; passes, acceptance and speed-up of the pair; against transformers; by batch; by prompt length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,11 @@ def bench(
             found += comparisons
             left_out += missing
             watch.advance()
-    if set(suites) - {"verification"}:
+    if "certification" in suites:
+        watch.stage("certification", 1)
+        found += certification_suite(repeats=sizes.repeats, clock=sizes.clock)
+        watch.advance()
+    if set(suites) - {"verification", "certification"}:
         of_pair, measurements = _with_pair(suites, sizes, subject(), plan, watch)
         found += of_pair
     watch.close()
@@ -125,6 +129,7 @@ def _with_pair(
         for temperature in (0.0, 1.0):
             found += assisted_suite(subject, temperature=temperature, repeats=repeats, clock=sizes.clock)
             watch.advance()
+        measurements |= overhead_of(subject, repeats=repeats, clock=sizes.clock)
     prompt = subject.prompts[0].token_ids
     if "batch" in suites:
         watch.stage("batch", len(sizes.batches))

@@ -27,14 +27,16 @@ _MASK32 = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_CONSTANTS = (_MULTIPLIERS, *((_WEYL[0] * round_, _WEYL[1] * round_) for round_ in range(_ROUNDS)))
+"""The multipliers, and what each round adds to the key."""
 _CPU_IDS, _GPU_IDS = 2**14, 2**24
 """Ids of a race whose noise is made at once: as many as fit into a cache, and as many as fit beside a model."""
-_NUMPY_CONSTANTS = np.array((_MULTIPLIERS, _WEYL), dtype=np.uint64)
+_NUMPY_CONSTANTS = np.array(_CONSTANTS, dtype=np.uint64)
 
 
 def philox4x32(counter: Int[Tensor, "4 *shape"], key: Int[Tensor, "2 *shape"]) -> Int[Tensor, "4 *shape"]:
     """Ten rounds of Philox4x32 on 32-bit words held in int64 [Salmon2011, §4.3]."""
-    constants = torch.tensor((_MULTIPLIERS, _WEYL), dtype=torch.int64, device=counter.device)
+    constants = torch.tensor(_CONSTANTS, dtype=torch.int64, device=counter.device)
     even, odd = _ten_rounds(counter, key, constants, flip=lambda pair: pair.flip(0))
     return torch.stack((even[0], odd[0], even[1], odd[1]))
 
@@ -42,12 +44,12 @@ def philox4x32(counter: Int[Tensor, "4 *shape"], key: Int[Tensor, "2 *shape"]) -
 def _ten_rounds(counter: Any, key: Any, constants: Any, *, flip: Callable[[Any], Any]) -> tuple[Any, Any]:  # noqa: ANN401 - arrays of torch or of NumPy
     """The 64-bit product of two words wraps in int64, whose *bits* are still those of the unsigned product."""
     even, odd = counter[0::2], counter[1::2]  # words 0 and 2 are multiplied, 1 and 3 are mixed in
-    multipliers, weyl = constants.reshape(2, 2, *[1] * (key.ndim - 1))
-    for _ in range(_ROUNDS):
+    constants = constants.reshape(1 + _ROUNDS, 2, *[1] * (key.ndim - 1))
+    multipliers, weyls = constants[0], constants[1:]
+    for round_key in (key + weyls) & _MASK32:
         product = even * multipliers
         high, low = (product >> 32) & _MASK32, product & _MASK32
-        even, odd = flip(high) ^ odd ^ key, flip(low)
-        key = (key + weyl) & _MASK32
+        even, odd = flip(high) ^ odd ^ round_key, flip(low)
     return even, odd
 
 
@@ -99,8 +101,11 @@ def _53_bits(high: Int[Tensor, "*shape"], low: Int[Tensor, "*shape"]) -> Float[T
 
 def _in_numpy(coordinates: Sequence[Int[np.ndarray, "*shape"]]) -> Float[np.ndarray, "*shape"]:
     """The same in NumPy: a step needs a handful of words, and there an operation on them costs a third."""
-    words = np.array(np.broadcast_arrays(*coordinates)).view(np.uint64)
-    key = np.stack((words[4] & _MASK32, words[4] >> 32))
+    words = np.empty((5, *np.broadcast_shapes(*(each.shape for each in coordinates))), dtype=np.int64)
+    for place, coordinate in enumerate(coordinates):
+        words[place] = coordinate
+    words = words.view(np.uint64)
+    key = np.array((words[4] & _MASK32, words[4] >> 32))
     even, odd = _ten_rounds(words[:4] & _MASK32, key, _NUMPY_CONSTANTS, flip=lambda pair: pair[::-1])
     return np.asarray(((even[0] >> 5) * 2**26 + (odd[0] >> 6)) * 2.0**-53)
 

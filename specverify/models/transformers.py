@@ -21,7 +21,7 @@ from specverify.models.recorded import RecordedPasses
 from specverify.models.tree_block import TreeBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jaxtyping import Float, Int
     from numpy import ndarray
@@ -53,7 +53,7 @@ class TransformersModel:
 
     module: PreTrainedModel
     name: str
-    passes: RecordedPasses | None = None
+    passes: Callable[[Tensor, MaskedCache], Tensor | None] | None = None
     """Replays the passes of a batch of one; see `recorded`."""
 
     def __post_init__(self) -> None:

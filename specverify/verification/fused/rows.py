@@ -11,6 +11,7 @@ Note [The fastest exponential]: torch's softmax of one row, written over a buffe
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,23 @@ _SMALLEST = 1e-30
 """Below it float32 nears its denormals, and float64 decides."""
 
 
+_buffers = threading.local()
+
+
+def _buffer(vocab_size: int, role: str) -> Float[Tensor, " padded"]:
+    """Zero past the vocabulary; the last one of each role is kept, for fresh memory costs as much as what is done in it."""
+    kept: tuple[int, Tensor] | None = getattr(_buffers, role, None)
+    if kept is None or kept[0] != vocab_size:
+        kept = vocab_size, torch.zeros(-(-vocab_size // _CHUNK) * _CHUNK)
+        setattr(_buffers, role, kept)
+    return kept[1]
+
+
 class _Row:
     """The law of one row of logits in a buffer of float32, and what it sums to."""
 
     def __init__(self, vocab_size: int, params: SamplingParams, role: str) -> None:
-        self.weights = torch.zeros(-(-vocab_size // _CHUNK) * _CHUNK)  # zero past the vocabulary
+        self.weights = _buffer(vocab_size, role)
         self.chunks = self.weights.view(-1, _CHUNK)
         self.total = 1.0
         self._vocab_size, self._params, self._role = vocab_size, params, role

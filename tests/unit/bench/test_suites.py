@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from specverify.bench.decoding import batch_suite, prompt_suite
+from specverify.bench.overhead import overhead, recorded
 from specverify.bench.verification import BASELINE, Workload, contenders, naive, verification_suite
 from specverify.decoding import Decoder
 from specverify.drafting import DraftModel
 from specverify.models.hashed import HashedModel
+from specverify.models.transformers import TransformersModel
+from specverify.records import DecodeRequest, SamplingParams
+from tests.unit.models.checkpoints import VOCAB_SIZE, random_module
 
 
 def ticking():
@@ -54,3 +58,16 @@ def test_decoding_suites():
     (by_prompt,) = prompt_suite(decoder, [1, 2], length=5, repeats=2, clock=ticking())
     assert (by_batch.units, by_batch.unit, by_batch.baseline) == (3, "sequences", "target alone")
     assert (by_prompt.id, by_prompt.unit) == ("decoding/prompt=5", "tokens")
+
+
+def test_overhead_is_what_passes_do_not_explain():
+    """One prefill and one pass a step for each model that drafts one token; a second goes by inside each pass and between."""
+    target, draft = (TransformersModel(random_module("llama"), name) for name in ("target", "draft"))
+    decoder = Decoder(target=target, drafter=DraftModel(draft, VOCAB_SIZE), num_speculative_tokens=1)
+    request = DecodeRequest(
+        id="r", prompt_ids=(3, 4, 5), params=SamplingParams(temperature=0, max_new_tokens=6), seed=1
+    )
+    for each in (decoder, recorded(decoder)):
+        found = overhead(each, [request], repeats=2, clock=ticking())
+        assert found["passes_per_step"] == pytest.approx((2 + 2 * 3) / 3)
+        assert found["step_ms"] == pytest.approx(1e3 * found["passes_per_step"] + found["overhead_per_step_ms"])
