@@ -214,8 +214,13 @@ def _variants(
 
 
 def _named(result: CheckResult, name: str) -> CheckResult:
-    """Under a name of its own, and with its e-process alone: a run's p-values share one budget, so each costs the others."""
-    kept = (replace(test, name=f"{name}: {test.name}") for test in result.tests if test.log10_e is not None)
+    """Under a name of its own. A run's p-values share one budget, and each costs the others: so all of them as one."""
+    kept = [replace(test, name=f"{name}: {test.name}") for test in result.tests if test.log10_e is not None]
+    others = [test for test in result.tests if test.p_value is not None]
+    if others and result.id == "lossless":
+        least = min(others, key=lambda test: test.p_value or 0.0)
+        together = min(1.0, len(others) * (least.p_value or 0.0))
+        kept.append(replace(least, name=f"{name}: smallest of {len(others)}, {least.name}", p_value=together))
     return replace(result, id=f"{result.id}, {name}", tests=tuple(kept))
 
 

@@ -70,6 +70,9 @@ def _look_at_drafting(asking: Asking) -> Seen:
         )
     accepted = sum(s.num_accepted_tokens for t in traces for s in t.steps) if by_steps else told.num_accepted_tokens  # type: ignore[union-attr]  # one of the two is known
     measured |= {"num_draft_tokens": number, "num_accepted_tokens": accepted}
+    if by_steps:
+        steps = [step.num_draft_tokens for trace in traces for step in trace.steps]
+        measured |= {"num_steps": len(steps), "num_steps_without_draft": steps.count(0)}
     wrong: tuple[Finding, ...] = ()
     matches = _certain_acceptances(asking, traces) if by_steps else 0
     if not accepted and matches >= _LEAST_MATCHES:

@@ -234,6 +234,17 @@ def _greedy_verification(engine: Faulty, requests: Requests) -> Traces:
     return with_params(temperature=0)(engine, requests)
 
 
+def _stale_without_draft(engine: Faulty, trace: DecodeTrace) -> DecodeTrace:
+    """A step that drafts nothing, after one that accepted, reads the state from before the accepted tokens."""
+    place, accepted = 0, 0
+    for step in trace.steps:
+        if accepted and not step.num_draft_tokens:
+            other = (trace.token_ids[place] + 1) % engine.inner.target.vocab_size
+            return replace(trace, token_ids=(*trace.token_ids[:place], other, *trace.token_ids[place + 1 :]))
+        accepted, place = step.num_accepted_tokens, place + step.num_emitted_tokens
+    return trace
+
+
 # ------------------------------------------------------------------------------------------- counters, logs and silence
 
 
@@ -312,6 +323,7 @@ ENGINE_FAULTS: tuple[EngineFault, ...] = (
     fault("id-past-vocabulary", "vocabulary", each(_id_past_vocabulary), "a padded row of the output layer is emitted"),
     fault("draft-answers", "lossless", _draft_answers, "some requests are answered by the draft alone"),
     fault("always-greedy", "lossless", _greedy_verification, "verification is greedy whatever the temperature"),
+    fault("stale-without-draft", "greedy", each(_stale_without_draft), "a step without a draft, after one that accepted, reads a stale state"),
     fault("temperature-ignored", "parameters", asked_otherwise(
         lambda one: one if one.params.greedy else replace(one, params=replace(one.params, temperature=1.0))
     ), "the temperature reaches one side only"),

@@ -229,6 +229,20 @@ def test_parameters_hold_at_every_position(engines, models, changes, speculation
 
 
 @with_server
+def test_streams_schemas_and_its_own_eos_hold():
+    """The cells of `specverify qualify` that only a server, or only llama.cpp, is asked in this way: held, not left out."""
+    from pathlib import Path
+
+    from specverify.conformance import EngineRun, engine_plan, run_engine
+    from specverify.records import Verdict
+
+    settings = EngineSettings(target=Path(), max_batch_size=4, options=(("mode", "probabilistic"),))
+    plan = engine_plan("quick", only=("stopping", "stop_strings", "streams", "schema"))
+    checks = run_engine(EngineRun(name="llamacpp", settings=settings), plan).checks
+    assert {one.id: one.summary for one in checks if one.verdict is not Verdict.PASS} == {}
+
+
+@with_server
 def test_its_processes_end_with_it(pair, tmp_path, monkeypatch):
     """Started in a folder with a package of our name, which is not the one that is served from."""
     from specverify.engines.llamacpp import opened

@@ -83,3 +83,20 @@ def test_arms_of_each_kind_of_engine(name, off, has_off, has_off2):
     """Switched, named by the user, called without a draft, or not to be had."""
     with opened_arms(name, SETTINGS, off=off) as arms:
         assert ((arms.off is not None), (arms.off2 is not None)) == (has_off, has_off2)
+
+
+def test_p_values_of_another_draft_count_as_one():
+    """By Bonferroni; those of `greedy`, which has findings of its own, don't count."""
+    from specverify.conformance.run import _named
+    from specverify.records import CheckResult, StatisticalTest
+
+    usual = {"allowed": 0.0, "failed": False, "num_samples": 1, "statistic": 0.0}
+    p_values = tuple(StatisticalTest(name=f"p{value}", p_value=value, **usual) for value in (0.5, 1e-12, 0.1))
+    tests = (StatisticalTest(name="e", log10_e=1.0, **usual), *p_values)
+    result = CheckResult(id="lossless", claim="", verdict=Verdict.PASS, summary="", tests=tests)
+    named = _named(result, "8 drafts")
+    assert [test.name for test in named.tests] == ["8 drafts: e", "8 drafts: smallest of 3, p1e-12"]
+    assert named.tests[1].p_value == pytest.approx(3e-12)
+    from dataclasses import replace
+
+    assert len(_named(replace(result, id="greedy"), "8 drafts").tests) == 1
