@@ -63,11 +63,12 @@ class CalibrationPair:
 
 
 def write_calibration_pair(
-    folder: Path, *, vocab_size: int = 32, opposed: bool = True, seed: int = 0, gguf: bool = False
+    folder: Path, *, vocab_size: int = 32, opposed: bool = True, seed: int = 0, gguf: bool = False, half: bool = False
 ) -> CalibrationPair:
     """Write target and draft under `folder`, all of it or nothing; the same arguments give the same weights.
 
-    `opposed` turns the draft's head round; otherwise the draft is near the target. A folder that holds this very pair is left
+    `opposed` turns the draft's head round; otherwise the draft is near the target. `half` rounds the weights to what float16
+    holds, and the GGUF has its matrices so: OpenVINO reads no other, and the law of both is still the same. A folder that holds this very pair is left
     as it is. Raises `OutputError` where it holds anything else or can't be written, `UsageError` for a vocabulary that
     the alphabet doesn't reach, or where `gguf` is asked for and the package isn't installed.
 
@@ -79,14 +80,14 @@ def write_calibration_pair(
             "narrow vocabularies show most"
         )
         raise UsageError(msg)
-    contents = {"vocab_size": vocab_size, "opposed": opposed, "seed": seed, "gguf": gguf}
+    contents = {"vocab_size": vocab_size, "opposed": opposed, "seed": seed, "gguf": gguf} | ({"half": True} if half else {})
     pair = _pair(folder, vocab_size, gguf=gguf)
     if _holds(folder, contents):
         return pair
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
     try:
         aside.mkdir(parents=True)
-        _write(_pair(aside, vocab_size, gguf=gguf), opposed=opposed, seed=seed)
+        _write(_pair(aside, vocab_size, gguf=gguf), opposed=opposed, seed=seed, half=half)
         (aside / _CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()  # only an empty one goes
@@ -120,14 +121,16 @@ def _holds(folder: Path, contents: dict[str, int | bool]) -> bool:
         return False
 
 
-def _write(pair: CalibrationPair, *, opposed: bool, seed: int) -> None:
+def _write(pair: CalibrationPair, *, opposed: bool, seed: int, half: bool) -> None:
     target = _random_model(pair.vocab_size, seed)
     tokenizer = _tokenizer(pair.vocab_size)
     folders = ((pair.target, pair.target_gguf), (pair.draft, pair.draft_gguf))
     for model, (folder, file) in zip((target, _drafting(target, seed, opposed=opposed)), folders, strict=True):
+        if half:
+            model.half().float()
         _write_folder(model, tokenizer, folder)
         if file is not None:
-            _write_gguf(model, file)
+            _write_gguf(model, file, half=half)
 
 
 def _write_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -231,8 +234,8 @@ _GGUF_NAMES = {
 }
 
 
-def _write_gguf(model: LlamaForCausalLM, file: Path) -> None:
-    """The same weights in float32 in llama.cpp's own format."""
+def _write_gguf(model: LlamaForCausalLM, file: Path, *, half: bool) -> None:
+    """The same weights in llama.cpp's own format, in float32, or the matrices in float16."""
     try:
         import gguf  # noqa: PLC0415 - an optional extra
     except ImportError as error:
@@ -251,7 +254,7 @@ def _write_gguf(model: LlamaForCausalLM, file: Path) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if half else gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -265,7 +268,8 @@ def _write_gguf(model: LlamaForCausalLM, file: Path) -> None:
     for name, weight in model.state_dict().items():
         rotated = next((count for part, count in heads.items() if part in name), 0)
         tensor = _interleaved(weight, rotated) if rotated else weight
-        writer.add_tensor(_gguf_name(name), tensor.float().contiguous().numpy())
+        matrix = half and tensor.dim() > 1
+        writer.add_tensor(_gguf_name(name), (tensor.half() if matrix else tensor.float()).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
