@@ -140,7 +140,9 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
     if run.name == "fake":
         options = dict(given.options) | {"opposed": "yes" if opposed else "no"}
         return replace(given, options=tuple(options.items()), eos_token_ids=(0,))
-    pair = write_calibration_pair(folder, opposed=opposed, seed=plan.seed, gguf=run.name in {"llamacpp", "openvino"}, half=run.name == "openvino")
+    pair = write_calibration_pair(
+        folder, opposed=opposed, seed=plan.seed, gguf=run.name in {"llamacpp", "openvino"}, half=run.name == "openvino"
+    )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
 
 

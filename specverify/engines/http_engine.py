@@ -19,8 +19,8 @@ import stamina
 
 from specverify.engines import Capability
 from specverify.engines.dialect import Ask, read_counters
-from specverify.engines.server import API_KEY, LOOPBACK, redacted
 from specverify.engines.seeds import seed32
+from specverify.engines.server import API_KEY, LOOPBACK, redacted
 from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
 from specverify.records import DecodeTrace
 

@@ -76,7 +76,9 @@ class MlxEngine:
     @property
     def parameters(self) -> frozenset[str]:
         """Not its repetition penalty, which reads of the prompt the last token alone: another law."""
-        return frozenset({"temperature", "top_k", "top_p", "min_p", "banned_token_ids", "eos_token_ids", "stop_token_ids"})
+        return frozenset(
+            {"temperature", "top_k", "top_p", "min_p", "banned_token_ids", "eos_token_ids", "stop_token_ids"}
+        )
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """Raises `PromptError` for what goes past the last position, which mlx-lm itself would not notice."""
@@ -160,7 +162,9 @@ def _bans(params: SamplingParams) -> list[Any] | None:
     if any(len(ids) > 1 for ids in params.banned_token_ids):
         msg = "mlx-lm can ban single ids, not sequences of them"
         raise RequestRefused(msg)
-    return list(make_logits_processors(logit_bias=dict.fromkeys((ids[0] for ids in params.banned_token_ids), -math.inf)))
+    return list(
+        make_logits_processors(logit_bias=dict.fromkeys((ids[0] for ids in params.banned_token_ids), -math.inf))
+    )
 
 
 @contextlib.contextmanager

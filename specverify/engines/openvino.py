@@ -25,7 +25,7 @@ from specverify.errors import PairError, PromptError
 from specverify.records import DecodeCounters, DecodeTrace, FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from specverify.engines import EngineSettings
     from specverify.records import DecodeRequest, SamplingParams
@@ -34,7 +34,7 @@ __all__ = ["OpenvinoEngine", "opened"]
 
 _OPTIONS = Options(
     engine="openvino",
-    defaults={"mode": "draft", "prefix_cache": "yes", "threads": "1", "ngram": "3"},
+    defaults={"mode": "draft", "prefix_cache": "no", "threads": "1", "ngram": "3"},
     choices={"mode": ("draft", "lookup"), "prefix_cache": ("yes", "no")},
     counts=frozenset({"threads", "ngram"}),
 )
@@ -44,10 +44,11 @@ _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAM
 
 @dataclass
 class OpenvinoEngine:
-    """Two pipelines of the same target."""
+    """Two pipelines of the same target; one that raised keeps its requests for ever, so it is made anew."""
 
-    on: Any
-    off: Any
+    make: Callable[[bool], Any]
+    """The pipeline with speculation, or without."""
+    speculates: bool
     num_speculative_tokens: int
     ngram: int = 0
     """Of a look-up; 0 with a draft model."""
@@ -55,11 +56,12 @@ class OpenvinoEngine:
     name: str = "openvino"
     _counted: list[int] = field(default_factory=lambda: [0, 0])
     """Drafted, accepted."""
+    _pipelines: dict[bool, Any] = field(default_factory=dict)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """It counts, and shows no steps; `generate` hands out no log-probabilities of single tokens."""
-        counts = {Capability.COUNTERS} if self.on is not None and not self.ngram else set()
+        counts = {Capability.COUNTERS} if self.speculates else set()
         return frozenset({Capability.SEED, Capability.SPECULATION_SWITCH, Capability.STOP_STRINGS}) | counts
 
     @property
@@ -90,13 +92,18 @@ class OpenvinoEngine:
                 for sample in range(request.num_samples)
             ]
             if asked:
-                yield from self._answers(asked, speculation=speculation and self.on is not None)
+                yield from self._answers(asked, speculation=speculation and self.speculates)
 
     def _answers(self, asked: Sequence[tuple[DecodeRequest, int]], *, speculation: bool) -> Iterator[DecodeTrace]:
-        pipeline = self.on if speculation else self.off
         prompts = [openvino.Tensor(np.array([request.prompt_ids], dtype=np.int64)) for request, _ in asked]
         configs = [self._config(request, sample, speculation=speculation) for request, sample in asked]
-        answers = pipeline.generate(prompts, configs)
+        if speculation not in self._pipelines:
+            self._pipelines[speculation] = self.make(speculation)
+        try:
+            answers = self._pipelines[speculation].generate(prompts, configs)
+        except Exception:
+            del self._pipelines[speculation]
+            raise
         told = answers[0].extended_perf_metrics  # of the whole call, the same in each answer
         if told is not None and Capability.COUNTERS in self.capabilities and speculation:
             self._counted[0] += told.get_num_draft_tokens()
@@ -105,14 +112,17 @@ class OpenvinoEngine:
             (token_ids,) = answer.m_generation_ids
             ended = answer.finish_reasons[0] == genai.GenerationFinishReason.STOP
             yield DecodeTrace(
-                request=request, sample=sample, token_ids=tuple(token_ids), finish=_finish(token_ids, request.params, ended)
+                request=request,
+                sample=sample,
+                token_ids=tuple(token_ids),
+                finish=_finish(token_ids, request.params, ended),
             )
 
     def _config(self, request: DecodeRequest, sample: int, *, speculation: bool) -> Any:  # noqa: ANN401 - the package's
         params, config = request.params, genai.GenerationConfig()
         config.apply_chat_template = False
         config.max_new_tokens = params.max_new_tokens
-        config.min_new_tokens = params.min_new_tokens
+        config.min_new_tokens = min(params.min_new_tokens, params.max_new_tokens)  # it raises where it is more
         config.do_sample = not params.greedy
         config.rng_seed = seed32(request.seed, sample)
         if not params.greedy:
@@ -151,23 +161,24 @@ def opened(settings: EngineSettings) -> Iterator[OpenvinoEngine]:
     lookup = options["mode"] == "lookup"
     with tempfile.TemporaryDirectory(prefix="specverify-openvino-") as scratch:
         target = _converted(settings.target, Path(scratch) / "target")
+        speculation: dict[str, Any] = {}
+        if lookup and settings.num_speculative_tokens:
+            speculation = {"prompt_lookup": True}
+        elif settings.draft is not None and not lookup:
+            draft = _converted(settings.draft, Path(scratch) / "draft")
+            speculation = {"draft_model": genai.draft_model(str(draft), "CPU", **properties)}
 
-        def pipeline(**more: Any) -> Any:  # noqa: ANN401 - properties of the package, and its pipeline
+        def pipeline(speculate: bool) -> Any:  # noqa: ANN401, FBT001 - the package's own; which of the two
             scheduler = genai.SchedulerConfig()
             scheduler.cache_size = 1  # GB
             scheduler.max_num_seqs = settings.max_batch_size
             scheduler.enable_prefix_caching = options["prefix_cache"] == "yes"
+            more = speculation if speculate else {}
             return genai.ContinuousBatchingPipeline(str(target), scheduler, "CPU", {**properties, **more})
 
-        on = None
-        if lookup and settings.num_speculative_tokens:
-            on = pipeline(prompt_lookup=True)
-        elif settings.draft is not None:
-            draft = _converted(settings.draft, Path(scratch) / "draft")
-            on = pipeline(draft_model=genai.draft_model(str(draft), "CPU", **properties))
         yield OpenvinoEngine(
-            on=on,
-            off=pipeline(),
+            make=pipeline,
+            speculates=bool(speculation),
             num_speculative_tokens=settings.num_speculative_tokens,
             ngram=int(options["ngram"]) if lookup else 0,
             max_length=settings.max_length,

@@ -80,7 +80,9 @@ def write_calibration_pair(
             "narrow vocabularies show most"
         )
         raise UsageError(msg)
-    contents = {"vocab_size": vocab_size, "opposed": opposed, "seed": seed, "gguf": gguf} | ({"half": True} if half else {})
+    contents = {"vocab_size": vocab_size, "opposed": opposed, "seed": seed, "gguf": gguf} | (
+        {"half": True} if half else {}
+    )
     pair = _pair(folder, vocab_size, gguf=gguf)
     if _holds(folder, contents):
         return pair
