@@ -106,13 +106,13 @@ def test_workflow_calls_the_ci_script() -> None:
 
 
 def test_plain_tox_runs_every_environment_that_contributing_names() -> None:
-    """All but `nightly`, which no pull request can wait for, and `ray`, whose package is an extra of 70 MB."""
+    """All but `nightly`, which no pull request can wait for, and those whose packages are large extras."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini", encoding="utf-8")
     listed = set(re.split(r"[,\s]+", tox["tox"]["env_list"].strip()))
     assert listed == {"lint", "types", "floors", "py311", "oldest", "properties", "bench", "triton", "llamacpp", "gpu"}
     named = set(re.findall(r"`tox -e (\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
-    assert named == listed | {"nightly", "ray"}
+    assert named == listed | {"nightly", "ray", "mlx", "openvino"}
 
 
 # -------------------------------------------------------------------------------------------------- what files contain
