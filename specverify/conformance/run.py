@@ -154,6 +154,7 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
         seed=plan.seed,
         gguf=run.name in {"llamacpp", "openvino"},
         own_tokenizer=_draft_has_a_tokenizer_of_its_own(given),
+        half=run.name == "openvino",
     )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
 

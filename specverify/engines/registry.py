@@ -29,7 +29,6 @@ ENGINES: dict[str, str] = {
     "tgi": "specverify.engines.openai:opened_tgi",
     "llamacpp": "specverify.engines.llamacpp:opened",
     "mlx": "specverify.engines.mlx:opened",
-    "onnxruntime": "specverify.engines.onnxruntime:opened",
     "openvino": "specverify.engines.openvino:opened",
     "fake": "specverify.engines.fake:opened",
 }
@@ -37,7 +36,7 @@ ENGINES: dict[str, str] = {
 
 _EXTRAS = {
     **dict.fromkeys(("openai", "vllm", "sglang", "tgi"), "http"),
-    **{name: name for name in ("llamacpp", "mlx", "onnxruntime", "openvino")},
+    **{name: name for name in ("llamacpp", "mlx", "openvino")},
 }
 """The optional extra that holds what an engine needs."""
 

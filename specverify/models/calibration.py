@@ -74,11 +74,13 @@ def write_calibration_pair(
     seed: int = 0,
     gguf: bool = False,
     own_tokenizer: bool = False,
+    half: bool = False,
 ) -> CalibrationPair:
     """Write target and draft under `folder`, all of it or nothing; the same arguments give the same weights.
 
     `opposed` turns the draft's head round; otherwise the draft is near the target. `own_tokenizer` gives the draft one
-    with the ids from the last to the first, and a token more, of two characters. A folder that holds this very pair is left
+    with the ids from the last to the first, and a token more, of two characters. `half` rounds the weights to what float16
+    holds, and the GGUF has its matrices so: OpenVINO reads no other, and the law of both is still the same. A folder that holds this very pair is left
     as it is. Raises `OutputError` where it holds anything else or can't be written, `UsageError` for a vocabulary that
     the alphabet doesn't reach, or where `gguf` is asked for and the package isn't installed.
 
@@ -96,14 +98,14 @@ def write_calibration_pair(
         "seed": seed,
         "gguf": gguf,
         "own_tokenizer": own_tokenizer,
-    }
+    } | ({"half": True} if half else {})
     pair = _pair(folder, vocab_size, gguf=gguf)
     if _holds(folder, contents):
         return pair
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")
     try:
         aside.mkdir(parents=True)
-        _write(_pair(aside, vocab_size, gguf=gguf), opposed=opposed, seed=seed, own_tokenizer=own_tokenizer)
+        _write(_pair(aside, vocab_size, gguf=gguf), opposed=opposed, seed=seed, own_tokenizer=own_tokenizer, half=half)
         (aside / _CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()  # only an empty one goes
@@ -137,9 +139,12 @@ def _holds(folder: Path, contents: dict[str, int | bool]) -> bool:
         return False
 
 
-def _write(pair: CalibrationPair, *, opposed: bool, seed: int, own_tokenizer: bool) -> None:
+def _write(pair: CalibrationPair, *, opposed: bool, seed: int, own_tokenizer: bool, half: bool) -> None:
     target = _random_model(pair.vocab_size, seed)
     draft, tokens = _drafting(target, seed, opposed=opposed), _tokens(pair.vocab_size)
+    if half:
+        for model in (target, draft):
+            model.half().float()
     _write_folder(target, _tokenizer(tokens), pair.target)
     if own_tokenizer:
         draft = _with_other_ids(draft, seed)
@@ -148,7 +153,7 @@ def _write(pair: CalibrationPair, *, opposed: bool, seed: int, own_tokenizer: bo
         _write_folder(draft, _tokenizer(tokens), pair.draft)
     for model, file in ((target, pair.target_gguf), (draft, pair.draft_gguf)):
         if file is not None:
-            _write_gguf(model, file)
+            _write_gguf(model, file, half=half)
 
 
 def _write_folder(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -265,8 +270,8 @@ _GGUF_NAMES = {
 }
 
 
-def _write_gguf(model: LlamaForCausalLM, file: Path) -> None:
-    """The same weights in float32 in llama.cpp's own format."""
+def _write_gguf(model: LlamaForCausalLM, file: Path, *, half: bool) -> None:
+    """The same weights in llama.cpp's own format, in float32, or the matrices in float16."""
     try:
         import gguf  # noqa: PLC0415 - an optional extra
     except ImportError as error:
@@ -285,7 +290,7 @@ def _write_gguf(model: LlamaForCausalLM, file: Path) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if half else gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -299,7 +304,8 @@ def _write_gguf(model: LlamaForCausalLM, file: Path) -> None:
     for name, weight in model.state_dict().items():
         rotated = next((count for part, count in heads.items() if part in name), 0)
         tensor = _interleaved(weight, rotated) if rotated else weight
-        writer.add_tensor(_gguf_name(name), tensor.float().contiguous().numpy())
+        matrix = half and tensor.dim() > 1
+        writer.add_tensor(_gguf_name(name), (tensor.half() if matrix else tensor.float()).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
