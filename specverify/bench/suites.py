@@ -12,6 +12,7 @@ import torch
 
 from specverify.bench.decoding import assisted_suite, batch_suite, prompt_suite
 from specverify.bench.report import BenchReport
+from specverify.bench.sampler import SAMPLER_SIZES, sampler_suite
 from specverify.bench.verification import Workload, verification_suite
 from specverify.certify import environment, run_check
 from specverify.checks.acceptance import acceptance
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "Sizes", "bench"]
 
-SUITES = ("verification", "pair", "assisted", "batch", "prompt")
-"""Verification steps; passes, acceptance and speed-up of the pair; against transformers; by batch; by prompt length."""
+SUITES = ("verification", "sampler", "pair", "assisted", "batch", "prompt")
+"""Verification steps; texts from tables; passes, acceptance and speed-up of the pair; against transformers; by batch; by prompt length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,12 @@ def bench(
             found += comparisons
             left_out += missing
             watch.advance()
-    if set(suites) - {"verification"}:
+    if "sampler" in suites:
+        watch.stage("sampler", len(SAMPLER_SIZES))
+        for vocab_size, tokens in SAMPLER_SIZES:
+            found += sampler_suite(vocab_size, tokens, repeats=sizes.repeats, clock=sizes.clock)
+            watch.advance()
+    if set(suites) - {"verification", "sampler"}:
         of_pair, measurements = _with_pair(suites, sizes, subject(), plan, watch)
         found += of_pair
     watch.close()

@@ -18,7 +18,9 @@ __all__ = ["bench"]
 
 Suite = Annotated[
     list[str] | None,
-    typer.Option("--suite", metavar="NAME", help="verification, pair, assisted, batch, prompt; or use commas."),
+    typer.Option(
+        "--suite", metavar="NAME", help="verification, sampler, pair, assisted, batch, prompt; or use commas."
+    ),
 ]
 Repeats = Annotated[int, typer.Option("--repeats", metavar="N", min=2, help="Turns of each contender.")]
 VocabSizes = Annotated[str, typer.Option("--vocab-sizes", metavar="N,N,…", help="Of the verification suite.")]
