@@ -12,6 +12,7 @@ import torch
 
 from specverify.bench.decoding import assisted_suite, batch_suite, certification_suite, overhead_of, prompt_suite
 from specverify.bench.report import BenchReport
+from specverify.bench.sampler import SAMPLER_SIZES, sampler_suite
 from specverify.bench.verification import Workload, verification_suite
 from specverify.certify import environment, run_check
 from specverify.checks.acceptance import acceptance
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SUITES", "Sizes", "bench"]
 
-SUITES = ("verification", "certification", "pair", "assisted", "batch", "prompt")
-"""Verification steps; samples of small random models; passes, acceptance and speed-up of the pair; against transformers; by batch; by prompt length."""
+SUITES = ("verification", "sampler", "certification", "pair", "assisted", "batch", "prompt")
+"""Verification steps; texts from tables; samples of small random models; passes, acceptance and speed-up of the pair; against transformers; by batch; by prompt length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,12 @@ def bench(
         watch.stage("certification", 1)
         found += certification_suite(repeats=sizes.repeats, clock=sizes.clock)
         watch.advance()
-    if set(suites) - {"verification", "certification"}:
+    if "sampler" in suites:
+        watch.stage("sampler", len(SAMPLER_SIZES))
+        for vocab_size, tokens in SAMPLER_SIZES:
+            found += sampler_suite(vocab_size, tokens, repeats=sizes.repeats, clock=sizes.clock)
+            watch.advance()
+    if set(suites) - {"verification", "sampler", "certification"}:
         of_pair, measurements = _with_pair(suites, sizes, subject(), plan, watch)
         found += of_pair
     watch.close()

@@ -82,7 +82,7 @@ def _with_bet_on_penalty(subject: Subject, cell: ScoredTraces) -> ScoredTraces:
     without = score(unpenalised, target=subject.target, workers=subject.workers)["prob"]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(cell["prob"] > 0, without / cell["prob"], 1.0)  # what is outside the support is judged before
-    together = ChainMap({"the penalty is ignored": ratio}, cell.fault_ratios)  # type: ignore[arg-type] # only read
+    together = ChainMap({"the penalty is ignored": ratio}, cell.fault_ratios)  # type: ignore[arg-type]  # only read
     return replace(cell, fault_ratios=together)
 
 

@@ -116,7 +116,7 @@ def _arm(scored: ScoredTraces, arm: str) -> ScoredTraces:
     renumbered = numbers[there["trace"].astype(np.int64)].astype(np.float64)
     return ScoredTraces(
         tuple(scored.traces[index] for index in of_arm),
-        ChainMap({"trace": renumbered}, there.columns),  # type: ignore[arg-type] # only read
+        ChainMap({"trace": renumbered}, there.columns),  # type: ignore[arg-type]  # only read
         there.fault_ratios,
     )
 

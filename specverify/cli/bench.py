@@ -19,7 +19,9 @@ __all__ = ["bench"]
 Suite = Annotated[
     list[str] | None,
     typer.Option(
-        "--suite", metavar="NAME", help="verification, certification, pair, assisted, batch, prompt; or use commas."
+        "--suite",
+        metavar="NAME",
+        help="verification, sampler, certification, pair, assisted, batch, prompt; or use commas.",
     ),
 ]
 Repeats = Annotated[int, typer.Option("--repeats", metavar="N", min=2, help="Turns of each contender.")]

@@ -9,6 +9,7 @@ import torch
 
 from specverify.bench.decoding import batch_suite, prompt_suite
 from specverify.bench.overhead import overhead, recorded
+from specverify.bench.sampler import sampler_suite
 from specverify.bench.verification import BASELINE, Workload, contenders, naive, verification_suite
 from specverify.decoding import Decoder
 from specverify.drafting import DraftModel
@@ -48,6 +49,13 @@ def test_the_naive_step_is_a_verification(closeness):
     accepted, _ = naive(proposal.token_ids, proposal.draft_logits, target)
     overlap = torch.minimum(target[:, 0].softmax(-1), proposal.draft_logits[:, 0].softmax(-1)).sum(-1).mean()
     assert float(accepted.double().mean()) == pytest.approx(float(overlap), abs=0.04)
+
+
+def test_sampler_suite():
+    """Whole steps beside the rule."""
+    (found,) = sampler_suite(3, 2, repeats=2, sequences=50, clock=ticking())
+    assert (found.id, found.units, found.unit) == ("sampler/V=3,g=3,2 tokens", 50, "sequences")
+    assert (found.name, found.baseline) == ("whole steps looked up", "the rule on looked-up laws")
 
 
 def test_decoding_suites():
