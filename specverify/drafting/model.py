@@ -55,6 +55,7 @@ class _ModelDrafting:
         nothing = torch.eye(1, self.vocab_size, dtype=torch.float64, device=block.device)
         laws: list[Tensor] = []
         places = torch.arange(int(num_tokens.max()), device=block.device)
+        reads_prefix = any(params.prefix_dependent for params in context.params)
         least, all_readable = int(num_tokens.min()), self.vocab_size <= self.model.num_embeddings
         while (place := len(laws)) < len(places) and (all_readable or bool((num_tokens > place).any())):
             if least <= place:
@@ -64,7 +65,7 @@ class _ModelDrafting:
             law = probabilities(
                 pad_vocab(logits, self.vocab_size)[:, None],
                 context.params,
-                token_ids=context.with_drafts(ids),
+                token_ids=context.with_drafts(ids) if reads_prefix else context.token_ids,
                 prefix_lengths=context.lengths[:, None] + place,
                 prompt_lengths=context.prompt_lengths,
             )
@@ -81,7 +82,8 @@ class _ModelDrafting:
         if not laws:
             return Proposal.point_masses(ids, num_tokens, self.vocab_size)
         proposal = Proposal(ids, num_tokens, torch.cat(laws, 1))
-        proposal.draft_probs[~proposal.drafted] = 0
+        if least < len(laws):
+            proposal.draft_probs[~proposal.drafted] = 0
         return proposal
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
