@@ -8,6 +8,7 @@ the column that they are at. The numbers are the same bits, so no verdict depend
 from __future__ import annotations
 
 import tempfile
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Spill:
         """In `folder`, or where the system keeps temporary files."""
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as the run; it has no name
         self._end = 0
+        weakref.finalize(self, self._file.close)
 
     def put(self, values: NDArray[Any]) -> Kept:
         """Write an array; raises `OutputError` when the disk is full."""

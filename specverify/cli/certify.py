@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ import typer
 from specverify.cli import options  # noqa: TC001 - typer reads the annotations
 from specverify.cli.exits import EXIT_CODES, Interrupted, crash_kept_in, say
 from specverify.cli.invocation import Invocation
+from specverify.errors import SpecverifyError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -76,7 +77,8 @@ def certify(
         from specverify.cli.matrix import certify_matrix
 
         return certify_matrix(matrix, invocation, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
-    sources, asked = invocation.sources(), invocation.plan()
+    with _nothing_stale(out):
+        sources, asked = invocation.sources(), invocation.plan()
     folder = invocation.folder(sources, asked)
     with crash_kept_in(folder):
         certificate = run(
@@ -133,14 +135,16 @@ def _certified(
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
     from specverify.cli.engine_setup import decoded_by_engine
-    from specverify.cli.output import last_of, render, reserved, write_all
+    from specverify.cli.output import last_of, render, reserved, set_aside, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
-    chosen(plan)
-    require_names(invocation, plan)
     tell = _nobody if quiet else say
+    with _nothing_stale(folder):
+        chosen(plan)
+        require_names(invocation, plan)
     with reserved(folder):
+        set_aside(folder)
         watch.stage("loading", 1)
         loaded = make_subject(invocation, sources, plan)
         digests = fingerprints(loaded)
@@ -196,6 +200,20 @@ def _named(certificate: Certificate, sources: Sources) -> Certificate:
     if draft is not None and sources.draft is not None:
         draft = replace(draft, name=f"embedded {Path(sources.draft).name}")
     return replace(certificate, target=target, draft=draft)
+
+
+@contextmanager
+def _nothing_stale(out: Path | None) -> Iterator[None]:
+    """What an earlier run left in a folder that was named does not stand beside the refusal of this one."""
+    try:
+        yield
+    except SpecverifyError:
+        if out is not None and out.is_dir():
+            from specverify.cli.output import reserved, set_aside
+
+            with suppress(SpecverifyError), reserved(out):
+                set_aside(out)
+        raise
 
 
 def _nobody(sentence: str) -> None:

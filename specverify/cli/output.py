@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from specverify.records import Certificate
 
-__all__ = ["CERTIFICATE", "last_of", "render", "reserved", "write_all"]
+__all__ = ["CERTIFICATE", "PREVIOUS", "last_of", "render", "reserved", "set_aside", "write_all"]
 
 CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
+PREVIOUS = "previous"
+"""The folder, beside a run's files, of those that stood there when a run began that did not end in a certificate."""
+_WRITTEN = ("report.html", "junit.xml", "summary.md", CERTIFICATE)
 
 
 @contextlib.contextmanager
@@ -55,10 +58,26 @@ def last_of(folder: Path) -> Certificate | None:
     """The certificate that a run is about to replace, to compare it with; None where there is none that can be read."""
     from specverify.statement import read_certificate
 
+    for place in (folder, folder / PREVIOUS):
+        with contextlib.suppress(OutputError):
+            return read_certificate(place / CERTIFICATE)
+    return None
+
+
+def set_aside(folder: Path) -> None:
+    """Move what an earlier run wrote into `previous/`: beside a run that was refused or stopped it would be read as its result.
+
+    Without a certificate the other files may be somebody else's, and stay. Raises `OutputError`.
+    """
+    if not (folder / CERTIFICATE).is_file():
+        return
     try:
-        return read_certificate(folder / CERTIFICATE)
-    except OutputError:
-        return None
+        (folder / PREVIOUS).mkdir(exist_ok=True)
+        for name in (each for each in _WRITTEN if (folder / each).is_file()):
+            (folder / name).replace(folder / PREVIOUS / name)
+    except OSError as error:
+        msg = f"can't move the last certificate in {folder} aside: {(error.strerror or str(error)).lower()}; give another --out"
+        raise OutputError(msg) from error
 
 
 def render(certificate: Certificate, last: Certificate | None = None) -> dict[str, str]:
@@ -85,6 +104,7 @@ def write_all(folder: Path, texts: dict[str, str]) -> None:
             write_text_atomically(aside / name, text)
         for name in texts:
             (aside / name).replace(folder / name)
+        shutil.rmtree(folder / PREVIOUS, ignore_errors=True)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         msg = f"can't put the certificate into {folder}: {reason}; run the same command again to resume"

@@ -187,8 +187,8 @@ def test_full_disk_leaves_the_old_certificate_whole(
     outcome = run("certify", "--out", "here", "--seed", "5")
     assert outcome.code == 2
     assert "no space left on device" in outcome.err
-    assert names(tmp_path / "here") == FILES | {"checkpoint.json"}
-    assert before == {name: (tmp_path / "here" / name).read_bytes() for name in FILES}
+    assert names(tmp_path / "here") == {"previous", "checkpoint.json"}
+    assert before == {name: (tmp_path / "here" / "previous" / name).read_bytes() for name in FILES}
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), InternalError("x can't be")])
@@ -239,3 +239,21 @@ def test_two_runs_never_share_a_folder(run: Run, fakes: Callable[..., FakeChecks
     )
     assert run("certify", "--out", "here").code == 0
     assert names(tmp_path / "here") == FILES
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--only", "no-such-check"), ("--only", "compatibility", "--prompts", "no-such-file.jsonl")]
+)
+def test_an_old_certificate_does_not_stand_beside_a_refused_run(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """It is set aside, is what the next run is compared with, and is gone after that."""
+    folder = tmp_path / "out"
+    good = ("certify", "--only", "compatibility", "--budget", "quick", "--out", str(folder))
+    assert run(*good).code == 0
+    assert run("certify", *arguments, "--out", str(folder)).code == 2
+    assert names(folder) == {"previous"}
+    assert names(folder / "previous") == FILES
+    assert run(*good).code == 0
+    assert names(folder) == FILES
+    assert "from the certificate of" in (folder / "summary.md").read_text(encoding="utf-8")
