@@ -106,5 +106,5 @@ def test_past_the_last_position_is_refused(engine):
 @pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino_genai isn't installed")
 def test_openvino_says_which_file_it_needs(tmp_path):
     pair = write_calibration_pair(tmp_path / "pair")
-    with pytest.raises(PairError, match="holds no openvino_model.xml"), opened("openvino", settings_of(pair)):
+    with pytest.raises(PairError, match=r"holds no openvino_model\.xml"), opened("openvino", settings_of(pair)):
         pass
