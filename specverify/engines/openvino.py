@@ -19,16 +19,17 @@ from openvino_tokenizers import convert_tokenizer
 from transformers import AutoTokenizer
 
 from specverify.engines import ALL_PARAMETERS, Capability
+from specverify.engines.finish import finish_of
 from specverify.engines.options import Options
 from specverify.engines.seeds import seed32
 from specverify.errors import PairError, PromptError
-from specverify.records import DecodeCounters, DecodeTrace, FinishReason
+from specverify.records import DecodeCounters, DecodeTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from specverify.engines import EngineSettings
-    from specverify.records import DecodeRequest, SamplingParams
+    from specverify.records import DecodeRequest
 
 __all__ = ["OpenvinoEngine", "opened"]
 
@@ -49,13 +50,14 @@ class OpenvinoEngine:
     make: Callable[[bool], Any]
     """The pipeline with speculation, or without."""
     speculates: bool
+    detokenize: Callable[[Sequence[int]], str]
     num_speculative_tokens: int
     ngram: int = 0
     """Of a look-up; 0 with a draft model."""
     max_length: int = 256
     name: str = "openvino"
-    _counted: list[int] = field(default_factory=lambda: [0, 0])
-    """Drafted, accepted."""
+    _counted: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Drafts, drafted, accepted."""
     _pipelines: dict[bool, Any] = field(default_factory=dict)
 
     @property
@@ -66,13 +68,12 @@ class OpenvinoEngine:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """All but bans, for which it has no name."""
-        return ALL_PARAMETERS - {"banned_token_ids"}
+        """Not bans, for which it has no name, nor `no_repeat_ngram_size`, which is for its beam search alone."""
+        return ALL_PARAMETERS - {"banned_token_ids", "no_repeat_ngram_size"}
 
     def counters(self) -> DecodeCounters:
-        """It doesn't tell how many drafts there were: the fewest that hold so many tokens."""
-        drafted, accepted = self._counted
-        drafts = -(-drafted // self.num_speculative_tokens)
+        """It doesn't tell how many drafts there were: the fewest that hold the tokens of each call."""
+        drafts, drafted, accepted = self._counted
         return DecodeCounters(
             num_drafts=drafts, num_draft_tokens=drafted, num_accepted_tokens=accepted, num_accepted_tokens_per_pos=()
         )
@@ -106,17 +107,15 @@ class OpenvinoEngine:
             raise
         told = answers[0].extended_perf_metrics  # of the whole call, the same in each answer
         if told is not None and Capability.COUNTERS in self.capabilities and speculation:
-            self._counted[0] += told.get_num_draft_tokens()
-            self._counted[1] += told.get_num_accepted_tokens()
+            drafted = told.get_num_draft_tokens()
+            self._counted[0] += -(-drafted // self.num_speculative_tokens)
+            self._counted[1] += drafted
+            self._counted[2] += told.get_num_accepted_tokens()
         for (request, sample), answer in zip(asked, answers, strict=True):
             (token_ids,) = answer.m_generation_ids
-            ended = answer.finish_reasons[0] == genai.GenerationFinishReason.STOP
-            yield DecodeTrace(
-                request=request,
-                sample=sample,
-                token_ids=tuple(token_ids),
-                finish=_finish(token_ids, request.params, ended),
-            )
+            text = self.detokenize(token_ids) if request.params.stop_strings else ""
+            finish = finish_of(token_ids, request.params, text=text)  # it says LENGTH of a stop on the last token
+            yield DecodeTrace(request=request, sample=sample, token_ids=tuple(token_ids), finish=finish)
 
     def _config(self, request: DecodeRequest, sample: int, *, speculation: bool) -> Any:  # noqa: ANN401 - the package's
         params, config = request.params, genai.GenerationConfig()
@@ -130,24 +129,17 @@ class OpenvinoEngine:
             if params.top_k:
                 config.top_k = params.top_k
         config.repetition_penalty = params.repetition_penalty
-        if params.no_repeat_ngram_size:
-            config.no_repeat_ngram_size = params.no_repeat_ngram_size
-        config.ignore_eos = not params.eos_token_ids
-        if params.eos_token_ids:
-            config.eos_token_id = params.eos_token_ids[0]
-        config.stop_token_ids = {*params.eos_token_ids, *params.stop_token_ids}
+        ends = [*params.eos_token_ids, *params.stop_token_ids]
+        config.ignore_eos = not ends  # with it, stop ids are passed over as well
+        if ends:
+            config.eos_token_id = ends[0]  # else that of the model's folder ends the text
+        config.stop_token_ids = set(ends)
         config.stop_strings = set(params.stop_strings)
         config.include_stop_str_in_output = True
         if speculation:
             config.num_assistant_tokens = self.num_speculative_tokens
             config.max_ngram_size = self.ngram
         return config
-
-
-def _finish(token_ids: Sequence[int], params: SamplingParams, ended: bool) -> FinishReason:  # noqa: FBT001 - the engine's word
-    if not ended:
-        return FinishReason.LENGTH
-    return FinishReason.EOS if token_ids and token_ids[-1] in params.eos_token_ids else FinishReason.STOP
 
 
 @contextlib.contextmanager
@@ -161,6 +153,7 @@ def opened(settings: EngineSettings) -> Iterator[OpenvinoEngine]:
     lookup = options["mode"] == "lookup"
     with tempfile.TemporaryDirectory(prefix="specverify-openvino-") as scratch:
         target = _converted(settings.target, Path(scratch) / "target")
+        tokenizer = genai.Tokenizer(str(target))
         speculation: dict[str, Any] = {}
         if lookup and settings.num_speculative_tokens:
             speculation = {"prompt_lookup": True}
@@ -179,6 +172,7 @@ def opened(settings: EngineSettings) -> Iterator[OpenvinoEngine]:
         yield OpenvinoEngine(
             make=pipeline,
             speculates=bool(speculation),
+            detokenize=lambda ids: str(tokenizer.decode(list(ids))),
             num_speculative_tokens=settings.num_speculative_tokens,
             ngram=int(options["ngram"]) if lookup else 0,
             max_length=settings.max_length,
