@@ -79,3 +79,18 @@ def test_equal_laws_always_agree():
     """Then the match probability is 1."""
     p = random_table(5, 1, seed=3).levels[1].exp()
     assert match_probability(p, p).tolist() == pytest.approx([1.0] * 5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_match_probability_is_the_double_sum(seed):
+    """[Daliri2024, Thm. 3] term by term, where ids are impossible to one model or both."""
+    p, q = (random_table(6, 1, seed=each, zeros=0.3).levels[1].exp() for each in (seed, seed + 100))
+    wanted = [
+        sum(
+            1 / sum(max(py / px, qy / qx) for py, qy in zip(target, draft, strict=True))
+            for px, qx in zip(target, draft, strict=True)
+            if px > 0 and qx > 0
+        )
+        for target, draft in zip(p.tolist(), q.tolist(), strict=True)
+    ]
+    assert match_probability(p, q).tolist() == pytest.approx(wanted, abs=1e-14)
