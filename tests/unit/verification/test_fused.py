@@ -190,7 +190,7 @@ def test_after_an_id_that_is_none_comes_the_residual_of_its_own_row(drafted):
         assert torch.equal(found.next_token_ids[refused], wanted[refused])
 
 
-@pytest.mark.parametrize(("drafted", "draft", "place"), [(-1, False, 0), (-1, True, 0), (0, False, 1)])
+@pytest.mark.parametrize(("drafted", "draft", "place"), [(-1, False, 0), (-1, True, 0), (0, True, 0), (0, False, 1)])
 def test_a_broken_row_is_named_wherever_it_is_read(drafted, draft, place):
     """Where the replacement of an impossible id reads it, and where the bonus does."""
     laws = torch.zeros(2, 2, 4)
@@ -203,6 +203,22 @@ def test_a_broken_row_is_named_wherever_it_is_read(drafted, draft, place):
         NonFiniteLogits, match=f"the {'draft' if draft else 'target'}'s logits at place {place} of row 1"
     ):
         rows.chain_rejection(ours, laws, Scripted())
+
+
+@pytest.mark.parametrize(("of_target", "of_draft", "accepted"), [(-torch.inf, -torch.inf, 0), (0.0, -torch.inf, 1)])
+def test_a_draft_that_its_drafter_calls_impossible(of_target, of_draft, accepted):
+    """As in float64: accepted where the target may say it, whatever its probability."""
+    target, draft = torch.zeros(1, 2, 4), torch.zeros(1, 1, 4)
+    target[0, 0, 2], draft[0, 0, 2] = of_target, of_draft
+    ours = LogitsProposal(torch.tensor([[2]]), torch.tensor([1]), draft)
+    assert rows.chain_rejection(ours, target, Scripted()).num_accepted_tokens.tolist() == [accepted]
+
+
+def test_the_first_id_of_the_padding_is_none():
+    """Where the vocabulary fills its last chunk, too."""
+    ours = LogitsProposal(torch.tensor([[256]]), torch.tensor([1]), torch.zeros(1, 1, 257))
+    found = rows.chain_rejection(ours, torch.zeros(1, 2, 257), Scripted(), vocab_size=256)
+    assert found.num_accepted_tokens.tolist() == [0]
 
 
 def shown(scores, **params):
