@@ -199,6 +199,8 @@ class HttpEngine:
         if response.is_error:
             kind = RequestRefused if response.is_client_error else SubjectError
             msg = f"{what}: {where} answered {response.status_code}: {_first_line(response)}"
+            if endpoint.server and response.is_server_error:
+                msg += f"; {endpoint.server.obituary() or endpoint.server.last_words()}"
             raise kind(msg)
         return response
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -34,6 +35,10 @@ API_KEY = "SPECVERIFY_API_KEY"
 LOOPBACK = "127.0.0.1"
 _POLL_S, _SAY_S, _ASK_S, _GRACE_S = 0.1, 5.0, 2.0, 10.0
 _TAIL_LINES, _TAIL_BYTES = 3, 8192
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b: ")
+_ERROR_BYTES, _ERROR_WIDTH = 1 << 16, 300
+_KEEP = "went-wrong"
+"""A file beside a log that is to be kept."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,15 @@ class Server:
         if ended is None:
             return ""
         how = "exit code" if ended.si_code == os.CLD_EXITED else "signal"
-        return f"the server ended with {how} {ended.si_status}; its log ends: {last_lines(self.log_path)}"
+        return f"the server ended with {how} {ended.si_status}; {self.last_words()}"
+
+    def last_words(self) -> str:
+        """The last error and the last lines of its log, which is kept from now on: something went wrong."""
+        with contextlib.suppress(OSError):
+            self.log_path.with_name(_KEEP).touch()
+        error = _last_error(self.log_path)
+        named = f"its log's last error is: {error}; " if error else ""
+        return f"{named}its log ends: {last_lines(self.log_path)}; the whole log is {self.log_path}"
 
 
 def _status(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
@@ -78,13 +91,27 @@ def redacted(text: str) -> str:
 def last_lines(log_path: Path, *, lines: int = _TAIL_LINES) -> str:
     """The last lines of a log that say anything, in one line."""
     try:
-        with log_path.open("rb") as log:
-            log.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
+        told = _tail(log_path, _TAIL_BYTES)
     except OSError:
         return "(no log)"
-    told = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     return redacted(" | ".join(told[-lines:])) or "(nothing)"
+
+
+def _last_error(log_path: Path) -> str:
+    """The last line that names an exception, which may stand far above a server's farewell; nothing where none does."""
+    with contextlib.suppress(OSError):
+        for line in reversed(_tail(log_path, _ERROR_BYTES)):
+            if _ERROR.search(line):
+                return redacted(line)[:_ERROR_WIDTH]
+    return ""
+
+
+def _tail(log_path: Path, size: int) -> list[str]:
+    """The lines in a log's last bytes that say anything."""
+    with log_path.open("rb") as log:
+        log.seek(max(0, log_path.stat().st_size - size))
+        text = log.read().decode(errors="replace")
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
 @contextlib.contextmanager
@@ -95,7 +122,8 @@ def log_folder(wanted: str) -> Iterator[Path]:
         return
     folder = Path(tempfile.mkdtemp(prefix="specverify-"))
     yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    if not (folder / _KEEP).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -160,7 +188,7 @@ def _await_health(server: Server, url: str, timeout_s: float, say: Callable[[str
     begun = told = time.monotonic()
     while not _healthy(url):
         if not server.running:
-            msg = f"{name} did not become healthy: {server.obituary()}; the whole log is {server.log_path}"
+            msg = f"{name} did not become healthy: {server.obituary()}"
             raise UsageError(msg)
         now = time.monotonic()
         if now - begun > timeout_s:
@@ -174,7 +202,7 @@ def _await_health(server: Server, url: str, timeout_s: float, say: Callable[[str
             say(f"waiting for {name}, {now - begun:.0f} s: {last_lines(server.log_path, lines=1)}")
         time.sleep(_POLL_S)
     if not server.running:  # somebody else's answer, on a port that ours did not get
-        msg = f"{name} did not become healthy: {server.obituary()}; the whole log is {server.log_path}"
+        msg = f"{name} did not become healthy: {server.obituary()}"
         raise UsageError(msg)
     say(f"{name} is healthy after {time.monotonic() - begun:.1f} s")
 

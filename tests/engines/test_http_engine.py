@@ -209,6 +209,33 @@ def test_a_server_that_dies_is_a_finding_with_its_last_words(tmp_path):
     )  # fmt: skip
     with (
         opened(settings) as engine,
-        pytest.raises(SubjectError, match=r"request r .*exit code 4; its log ends: .*out of slots"),
+        pytest.raises(SubjectError, match=r"request r .*exit code 4; its log ends: .*out of slots.*the whole log is"),
     ):
         list(engine.decode([request_of(SamplingParams(max_new_tokens=1))]))
+
+
+def test_a_server_that_breaks_with_500_and_exit_0_leaves_its_log(tmp_path, monkeypatch):
+    """As vLLM does where its engine dies: 500, farewell lines, exit code 0; the error stands far above the log's end."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    breaks = """
+        print("ValueError: no such kernel", *["bye"] * 9, sep=chr(10), flush=True)
+        self.send_response(500); self.end_headers(); self.wfile.write(b"see above"); self.wfile.flush()
+        import os; os._exit(0)
+        if json.loads"""
+    script = tmp_path / "server.py"
+    script.write_text(SERVER.replace("\n        if json.loads", breaks))
+    settings = EngineSettings(target=Path("t"), serve=f"{sys.executable} {script} {{port}} m {{}}",
+                              options=(("dialect", "llamacpp"),))  # fmt: skip
+    with opened(settings) as engine:
+        with pytest.raises(
+            SubjectError, match=r"answered 500: see above; .*last error is: ValueError: no such kernel; .*bye"
+        ):
+            list(engine.decode([request_of(SamplingParams(max_new_tokens=1))]))
+        engine.on.server.process.stdin.close()
+        while engine.on.server.running:
+            time.sleep(0.01)
+        with pytest.raises(SubjectError, match=r"request r .*ended with exit code 0; .*no such kernel"):
+            list(engine.decode([request_of(SamplingParams(max_new_tokens=1))]))
+        log = engine.on.server.log_path
+    assert "no such kernel" in log.read_text()
