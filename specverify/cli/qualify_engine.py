@@ -151,7 +151,9 @@ def write_pair(folder: Path) -> int:
 
     from specverify.models.calibration import write_calibration_pair
 
-    pair = write_calibration_pair(folder, opposed=False, gguf=importlib.util.find_spec("gguf") is not None)
+    pair = write_calibration_pair(
+        folder, opposed=False, one_head=True, gguf=importlib.util.find_spec("gguf") is not None
+    )
     typer.echo(f"target: {pair.target}\ndraft: {pair.draft}")
     for role, file in (("target", pair.target_gguf), ("draft", pair.draft_gguf)):
         if file is not None:

@@ -134,6 +134,10 @@ def run_engine(
     )
 
 
+_SERVERS = {"openai", "vllm", "sglang", "tgi"}
+"""Engines whose kernels may not take narrow heads."""
+
+
 def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> EngineSettings:
     """The user's own models, or a calibration pair."""
     given = replace(run.settings, num_speculative_tokens=plan.num_speculative_tokens)
@@ -155,6 +159,7 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
         gguf=run.name in {"llamacpp", "openvino"},
         own_tokenizer=_draft_has_a_tokenizer_of_its_own(given),
         half=run.name == "openvino",
+        one_head=run.name in _SERVERS,
     )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
 
