@@ -28,7 +28,7 @@ __all__ = ["MOST_E_PROCESSES", "HolmLevel", "e_threshold", "holm", "most_p_value
 
 MOST_E_PROCESSES = 32
 """No run has more (Note [Reckoned with])."""
-_OTHER_P_VALUES = 28
+_OTHER_P_VALUES = 36
 """Of a run, beside those of first tokens."""
 
 
@@ -81,7 +81,7 @@ def most_p_values(first_token_prompts: int) -> int:
     """No run has more: one of each such prompt, with and without speculation, and a fixed number of others.
 
     >>> most_p_values(4)
-    36
+    44
     """
     return _OTHER_P_VALUES + 2 * first_token_prompts
 

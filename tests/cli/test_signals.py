@@ -24,6 +24,8 @@ def started(folder: Path) -> subprocess.Popen[str]:
         "certify",
         "--only",
         "compatibility,exactness,lossless",
+        "--budget",
+        "deep",
         "--out",
         "here",
     ]
