@@ -68,6 +68,11 @@ class Invocation:
     def sources(self) -> Sources:
         """Which models and prompts. Raises `UsageError` where the arguments don't go together."""
         require_known("drafter", self.drafter, DRAFTERS)
+        if not self.engine:
+            for option in ("url", "serve", "model", "off", "option"):
+                if getattr(self, option):
+                    msg = f"--{option} is for an engine, so say which: add --engine NAME, or leave --{option} out"
+                    raise UsageError(msg)
         lookup = self.drafter == "prompt-lookup"
         if self.target is None:
             shipped = embedded(self.pair or "embedded")
