@@ -47,6 +47,7 @@ class Spill:
         try:
             self._file.seek(self._end)
             self._file.write(np.ascontiguousarray(values).tobytes())
+            self._file.flush()
         except OSError as error:
             msg = f"can't keep the evidence on disk: {(error.strerror or str(error)).lower()}; free some space, or set TMPDIR to another disk"
             raise OutputError(msg) from error

@@ -42,7 +42,7 @@ _TOKENS = 24
 """Last tokens of a text that are decoded again."""
 _PROMPTS_OF_ENGINE, _TOKENS_OF_ENGINE = 16, 24
 _MOST_OF_ENGINE = 0.5
-"""Logits beyond which an engine without speculation is not this target, whatever its dtype; then the checks say so."""
+"""Logits beyond which an engine without speculation is not this target, whatever its dtype; no more than this is ever allowed for."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _look_at_streams(asking: Asking) -> Seen:
             if not request.params.stop_strings:
                 raise
             text = f"a stop string breaks the engine without a stream, too, which is for stop_strings to say: {error}"
-            notes = [Finding(text=text, severity=Verdict.PASS, place=request.id)]
+            notes.append(Finding(text=text, severity=Verdict.PASS, place=request.id))
             continue
         streamed = engine.tell(request, stream=True)
         texts, tokens = texts + 1, tokens + len(whole.token_ids)

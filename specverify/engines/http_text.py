@@ -6,6 +6,7 @@ A stream is put together into the body that the same server gives whole, so that
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["TEXTS", "TextDialect", "events_of"]
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+"""Of a stream of events; what else Unicode ends a line with may stand inside JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class TextDialect:
 
 def events_of(stream: str, last: str) -> list[Any]:
     """The JSON of each `data:` line. Raises `SubjectError` for an error among them, nonsense, or a stream that breaks off."""
-    lines = [line.partition(":") for line in stream.splitlines() if line.startswith(("data:", "error:"))]
+    lines = [line.partition(":") for line in _LINE_END.split(stream) if line.startswith(("data:", "error:"))]
     told = [(kind, text.strip()) for kind, _, text in lines]
     if last and (not told or told[-1][1] != last):
         msg = f"the stream ends without {last}"

@@ -143,7 +143,8 @@ class RecordedPasses:
             return self._eager
         before = [buffer.clone() for buffer in buffers]
         here = torch.tensor(start, device=token_ids.device)
-        elsewhere = token_ids.flip(1) ^ 1, torch.tensor(max(start - 1, 0), device=token_ids.device)
+        other = (token_ids.flip(1) + 1) % self._module.get_input_embeddings().num_embeddings
+        elsewhere = other, torch.tensor(max(start - 1, 0), device=token_ids.device)
         try:
             with _recording(self._module):
                 replay = (_graph if token_ids.is_cuda else _trace)(self._eager, token_ids, here, buffers)

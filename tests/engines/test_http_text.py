@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specverify.engines.dialect import DIALECTS
+from specverify.engines.http_text import events_of
 from specverify.engines.openai import opened
 from specverify.errors import SubjectError
 from specverify.models.calibration import write_calibration_pair
@@ -108,3 +109,11 @@ def test_the_cell_finds_a_server_that_loses_a_token_of_each_delta(tmp_path):
         (result,) = qualify_engine(engine, None, None, laws, engine_plan("quick", only=("streams",))).checks
     assert result.verdict == "FAIL"
     assert "the text is ']:,' whole and ':,' streamed" in result.summary
+
+
+def test_a_line_ends_where_a_stream_says_so():
+    """JSON may hold a line separator of Unicode raw."""
+    assert events_of('data: {"text": "a\u2028b\x85"}\r\n\r\ndata: {"text": "c"}\n\n', "") == [
+        {"text": "a\u2028b\x85"},
+        {"text": "c"},
+    ]
