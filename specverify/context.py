@@ -87,6 +87,11 @@ class Context:
         """Sampling parameters of each row."""
         return [row.request.params for row in self.rows]
 
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether the law of some row depends on more than the logits."""
+        return any(params.prefix_dependent for params in self.params)
+
     def with_drafts(
         self, draft_ids: Int[Tensor, "rows k"], rows: Int[Tensor, " rows"] | None = None
     ) -> Int[Tensor, "rows length"]:
@@ -126,8 +131,10 @@ class Context:
         """Append what each row emits and move on by one step; yields the rows that ended, returns those that go on."""
         num_emitted = torch.tensor([kept for kept, _ in cuts], device=emitted.device)
         places = torch.arange(emitted.shape[1], device=emitted.device)
-        row, place = (places < num_emitted[:, None]).nonzero(as_tuple=True)
-        self.token_ids[row, self.lengths[row] + place] = emitted[row, place]
+        spare = self.token_ids.shape[1] - 1  # where nothing is ever read
+        self.token_ids.scatter_(
+            1, torch.where(places < num_emitted[:, None], self.lengths[:, None] + places, spare), emitted
+        )
         self.lengths = self.lengths + num_emitted
         self.step = self.step + 1
         self.choices = self.choices.moved(self.lengths - self.prompt_lengths, self.step)

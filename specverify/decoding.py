@@ -147,7 +147,7 @@ def _laws_after_drafts(
     return decoder.law(
         logits,
         context.params,
-        token_ids=context.with_drafts(proposal.token_ids),
+        token_ids=context.with_drafts(proposal.token_ids) if context.reads_prefix else context.token_ids,
         prefix_lengths=context.lengths[:, None] + torch.arange(block.shape[1], device=block.device),
         prompt_lengths=context.prompt_lengths,
     )
@@ -166,7 +166,7 @@ def _laws_in_tree(
     logits = session.append(block, 1 + proposal.num_draft_tokens, parents)
     above = ancestors(parents)
     prefix_lengths = context.lengths[:, None] + depths(above)
-    if not any(params.prefix_dependent for params in context.params):
+    if not context.reads_prefix:
         return decoder.law(
             logits,
             context.params,

@@ -148,7 +148,10 @@ def _at_least_float32(logits: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"
 
 def _require_a_token(scores: Float[Tensor, "batch n vocab"]) -> None:
     largest = scores.amax(-1)
-    if largest.numel() and not -math.inf < float(largest.amin()) <= float(largest.amax()) < math.inf:
+    if not largest.numel():
+        return
+    least, most = largest.aminmax()
+    if not -math.inf < float(least) <= float(most) < math.inf:
         msg = "the sampling parameters leave no token that may be emitted; loosen the bans or the minimum length"
         raise NonFiniteLogits(msg)
 

@@ -7,7 +7,7 @@ the batch it is in, nor on the shard, the device, or what happened before.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ _CONSTANTS = (_MULTIPLIERS, *((_WEYL[0] * round_, _WEYL[1] * round_) for round_ 
 _CPU_IDS, _GPU_IDS = 2**14, 2**24
 """Ids of a race whose noise is made at once: as many as fit into a cache, and as many as fit beside a model."""
 _NUMPY_CONSTANTS = np.array(_CONSTANTS, dtype=np.uint64)
+_STEPS_AHEAD, _POSITIONS_AHEAD = 8, 32
+"""Of a single row, made at once: a call costs more than the words of one step."""
 
 
 def philox4x32(counter: Int[Tensor, "4 *shape"], key: Int[Tensor, "2 *shape"]) -> Int[Tensor, "4 *shape"]:
@@ -110,6 +112,28 @@ def _in_numpy(coordinates: Sequence[Int[np.ndarray, "*shape"]]) -> Float[np.ndar
     return np.asarray(((even[0] >> 5) * 2**26 + (odd[0] >> 6)) * 2.0**-53)
 
 
+def _uniforms_of(
+    seed: Int[Tensor, " batch"],
+    sequence: Int[Tensor, " batch"],
+    position: Int[Tensor, " batch"],
+    step: Int[Tensor, " batch"],
+    window: int,
+) -> Float[Tensor, "batch streams window"]:
+    """All streams at `window` positions from each row's own."""
+    streams = torch.arange(len(Stream), device=seed.device)[:, None]
+    steps = torch.where(streams == Stream.TARGET, 0, step[:, None, None])
+    positions = position[:, None, None] + torch.arange(window, device=seed.device)
+    return uniform53(seed[:, None, None], streams, sequence[:, None, None], positions, steps)
+
+
+@lru_cache(maxsize=4)
+def _ahead(seed: int, sequence: int, positions: int, steps: int, window: int) -> Float[Tensor, "steps streams places"]:
+    """One row's at these blocks of positions and of steps."""
+    step = torch.arange(_STEPS_AHEAD) + steps * _STEPS_AHEAD
+    seeds, sequences, firsts = (torch.full_like(step, each) for each in (seed, sequence, positions * _POSITIONS_AHEAD))
+    return _uniforms_of(seeds, sequences, firsts, step, _POSITIONS_AHEAD + window)
+
+
 @dataclass(frozen=True)
 class Philox:
     """Choices for a batch of sequences, bound to where each one stands.
@@ -141,11 +165,14 @@ class Philox:
 
     @cached_property
     def _uniforms(self) -> Float[Tensor, "batch streams window"]:
-        streams = torch.arange(len(Stream), device=self.seed.device)[:, None]
-        offsets = torch.arange(self.window, device=self.seed.device)
-        step = torch.where(streams == Stream.TARGET, 0, self.step[:, None, None])
-        position = self.position[:, None, None] + offsets
-        return uniform53(self.seed[:, None, None], streams, self.sequence[:, None, None], position, step)
+        if len(self.seed) == 1 and self.seed.device.type == "cpu":
+            (steps, step), (positions, position) = (
+                divmod(int(self.step), _STEPS_AHEAD),
+                divmod(int(self.position), _POSITIONS_AHEAD),
+            )
+            ahead = _ahead(int(self.seed), int(self.sequence), positions, steps, self.window)
+            return ahead[step : step + 1, :, position : position + self.window]
+        return _uniforms_of(self.seed, self.sequence, self.position, self.step, self.window)
 
     def uniform(
         self, stream: Stream | Int[Tensor, "batch n"], at: Int[Tensor, " n"] | Int[Tensor, "batch n"]

@@ -52,10 +52,9 @@ class _ModelDrafting:
     def propose(self, context: Context, max_tokens: Int[Tensor, " batch"]) -> Proposal:
         block, sizes, num_tokens = catch_up(self.model, self.session, context, max_tokens)
         ids = torch.zeros(len(num_tokens), 0, dtype=torch.int64, device=block.device)
-        nothing = torch.eye(1, self.vocab_size, dtype=torch.float64, device=block.device)
         laws: list[Tensor] = []
         places = torch.arange(int(num_tokens.max()), device=block.device)
-        reads_prefix = any(params.prefix_dependent for params in context.params)
+        reads_prefix = context.reads_prefix
         least, all_readable = int(num_tokens.min()), self.vocab_size <= self.model.num_embeddings
         while (place := len(laws)) < len(places) and (all_readable or bool((num_tokens > place).any())):
             if least <= place:
@@ -70,6 +69,7 @@ class _ModelDrafting:
                 prompt_lengths=context.prompt_lengths,
             )
             if least <= place:
+                nothing = torch.eye(1, self.vocab_size, dtype=torch.float64, device=block.device)
                 law = torch.where((num_tokens > place)[:, None, None], law, nothing)  # so that the draw has one outcome
             block = pick(context.choices, law, coupled=self.coupled, stream=Stream.DRAFT, at=places[place : place + 1])
             sizes = torch.ones_like(sizes)

@@ -106,6 +106,18 @@ def test_a_sequences_choices_do_not_depend_on_the_batch() -> None:
             assert torch.equal(alone.uniform(stream, at)[0], together[stream][row])
 
 
+@pytest.mark.parametrize(("position", "step"), [(0, 0), (31, 7), (32, 8), (63, 15), (64, 100), (1000, 3)])
+@pytest.mark.parametrize("seed", [5, -1, 2**62 + 3])
+def test_a_single_row_has_the_choices_that_it_has_in_a_batch(position: int, step: int, seed: int) -> None:
+    """It is computed ahead, some steps and positions at once."""
+    seeds, samples = torch.tensor([seed, 9]), torch.tensor([2, 3])
+    both = Philox.start(seeds, samples, window=9).moved(torch.tensor([position, 4]), torch.tensor([step, 1]))
+    alone = both.select(torch.tensor([0]))
+    for stream in Stream:
+        places = torch.arange(9)
+        assert torch.equal(alone.uniform(stream, places), both.uniform(stream, places)[:1])
+
+
 @pytest.mark.parametrize("stream", [Stream.ACCEPT, Stream.JITTER])
 def test_a_uniform_that_is_the_probability_itself_does_not_accept(stream: Stream) -> None:
     """Strictly below: the next larger probability accepts."""
