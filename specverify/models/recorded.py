@@ -70,8 +70,12 @@ class RecordedPasses:
     def __init__(self, module: PreTrainedModel, *, record: bool = True) -> None:
         """`record=False` runs every pass over the same buffers as Python."""
         self._module, self._record = module, record
-        self._passes: dict[tuple[int, ...], Pass] = {}
-        self._rooms: dict[int, tuple[weakref.ref[MaskedCache], list[Tensor]]] = {}
+        self._passes: dict[tuple[int, int], Pass] = {}
+        """By tokens of the block and capacity."""
+        self._rooms: dict[int, list[Tensor]] = {}
+        """By capacity: the buffers that recordings on CUDA are bound to."""
+        self._held: weakref.WeakKeyDictionary[MaskedCache, Tensor] = weakref.WeakKeyDictionary()
+        """The first of the buffers that a live cache was moved into."""
 
     @staticmethod
     def possible(module: PreTrainedModel) -> bool:
@@ -92,31 +96,34 @@ class RecordedPasses:
         if buffers is None:
             return None
         needed = start + token_ids.shape[1]
-        if buffers[0].shape[2] < needed or not self._owns(cache, buffers):
+        if buffers[0].shape[2] < needed or self._held.get(cache) is not buffers[0]:
             buffers = self._room(cache, buffers, needed)
             cache.adopt(buffers)
-        key = (token_ids.shape[1], buffers[0].shape[2], buffers[0].data_ptr() if token_ids.is_cuda else 0)
-        if key not in self._passes:
-            self._passes[key] = self._recorded(token_ids, start, buffers)
-        logits = self._passes[key](token_ids, torch.tensor(start, device=token_ids.device), *buffers)
+        logits = self._pass(token_ids, start, buffers)(
+            token_ids, torch.tensor(start, device=token_ids.device), *buffers
+        )
         cache.fill(needed)
         return logits
 
-    def _owns(self, cache: MaskedCache, buffers: list[Tensor]) -> bool:
-        owner, room = self._rooms.get(buffers[0].shape[2], (None, buffers))
-        return owner is not None and owner() is cache and room[0] is buffers[0]
+    def _pass(self, token_ids: Tensor, start: int, buffers: list[Tensor]) -> Pass:
+        """The recording for this shape, made where there is none; on CUDA for the buffers of a room alone."""
+        block, capacity = token_ids.shape[1], buffers[0].shape[2]
+        if token_ids.is_cuda and self._rooms[capacity][0] is not buffers[0]:
+            return self._eager
+        if (block, capacity) not in self._passes:
+            self._passes[block, capacity] = self._recorded(token_ids, start, buffers)
+        return self._passes[block, capacity]
 
     def _room(self, cache: MaskedCache, like: list[Tensor], needed: int) -> list[Tensor]:
-        """Buffers of the least capacity that is free, for recordings on CUDA are bound to theirs."""
+        """Buffers of the least capacity: those of the room, or fresh ones while another session is in it."""
         capacity = max(_LEAST_CAPACITY, 1 << (needed - 1).bit_length())
-        owner, room = self._rooms.get(capacity, (None, []))
-        if owner is not None and owner() not in {None, cache}:
-            return [buffer.new_zeros(1, buffer.shape[1], capacity, buffer.shape[3]) for buffer in like]
+        fresh = [buffer.new_zeros(1, buffer.shape[1], capacity, buffer.shape[3]) for buffer in like]
+        room = self._rooms.setdefault(capacity, fresh)
+        if any(held is room[0] for other, held in self._held.items() if other is not cache):
+            room = fresh
         for buffer in room:
             buffer.zero_()  # so that nothing that isn't finite stays behind
-        if not room:
-            room = [buffer.new_zeros(1, buffer.shape[1], capacity, buffer.shape[3]) for buffer in like]
-        self._rooms[capacity] = weakref.ref(cache), room
+        self._held[cache] = room[0]
         return room
 
     def _eager(self, token_ids: Tensor, start: Tensor, *buffers: Tensor) -> Tensor:
@@ -148,15 +155,21 @@ class RecordedPasses:
         try:
             with _recording(self._module):
                 replay = (_graph if token_ids.is_cuda else _trace)(self._eager, token_ids, here, buffers)
+            _put_back(buffers, before)
             found = [replay(*elsewhere, *buffers).clone(), *(buffer.clone() for buffer in buffers)]
+            _put_back(buffers, before)
             expected = [self._eager(*elsewhere, *buffers), *buffers]
             same = all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
         except RuntimeError:  # whatever this version of torch can't record
             same = False
         finally:
-            for buffer, held in zip(buffers, before, strict=True):
-                buffer.copy_(held)
+            _put_back(buffers, before)
         return replay if same else self._eager
+
+
+def _put_back(buffers: list[Tensor], before: list[Tensor]) -> None:
+    for buffer, held in zip(buffers, before, strict=True):
+        buffer.copy_(held)
 
 
 @contextlib.contextmanager

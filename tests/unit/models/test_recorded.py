@@ -76,13 +76,17 @@ def test_two_sessions_at_once_do_not_share_buffers(llama: TransformersModel) -> 
     first, second = model.open([PROMPT]), model.open([PROMPT[::-1]])
     token, one = torch.tensor([[8]]), torch.tensor([1])
     alone = [llama.open([prompt]).append(token, one) for prompt in (PROMPT, PROMPT[::-1])]
+    places = []
     for _ in range(2):
         for session, expected in ((first, alone[0]), (second, alone[1])):
             torch.testing.assert_close(session.append(token, one), expected, rtol=0, atol=ALLOWED[torch.float32])
             session.rollback(session.lengths - 1)
+            places.append(session._cache._layers[0].buffers[0].data_ptr())
+    assert places[:2] == places[2:], "a session was moved though its buffers are large enough"
+    assert places[0] != places[1]
     assert model.passes is not None
     with torch.inference_mode():
-        for buffer in model.passes._rooms[64][1]:
+        for buffer in model.passes._rooms[64]:
             buffer[:, :, -1] = torch.nan  # as a pass that diverged leaves it
     del first, second, session
     assert model.open([PROMPT]).append(token, one).isfinite().all()
@@ -112,3 +116,24 @@ def test_what_counts_slots_is_left_as_it_is(architecture: str) -> None:
     """A window is not in the mask of a recorded pass."""
     model = TransformersModel(random_module(architecture), architecture)
     assert model.recorded() is model
+
+
+def test_a_recording_that_writes_where_the_pass_does_not_is_not_used(
+    llama: TransformersModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives the right logits and the right slots, and leaves a stray key at the place where it was recorded."""
+
+    def straying(run: Any, token_ids: Tensor, start: Tensor, buffers: list[Tensor]) -> Any:
+        del token_ids
+
+        def replay(ids: Tensor, here: Tensor, *held: Tensor) -> Tensor:
+            buffers[0][:, :, int(start)] = 1.0
+            return run(ids, here, *held)
+
+        return replay
+
+    monkeypatch.setattr("specverify.models.recorded._trace", straying)
+    model = llama.recorded()
+    model.open([PROMPT]).append(torch.tensor([[8]]), torch.tensor([1]))
+    assert model.passes is not None
+    assert all(each == model.passes._eager for each in model.passes._passes.values())
