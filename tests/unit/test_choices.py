@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import pytest
 import torch
 
 from specverify.choices import Stream, inverse_cdf, philox
-from specverify.choices.enumerate import Enumerate, every_path
+from specverify.choices.enumerate import Enumerate, every_exact_path, every_path
 from specverify.choices.philox import Philox, philox4x32, uniform53
 from specverify.choices.scripted import Scripted
 from specverify.choices.splitmix import SplitMix
@@ -181,6 +182,9 @@ def test_a_stream_for_each_row_picks_that_streams_uniforms() -> None:
     mixed = choices.uniform(torch.tensor([[int(Stream.RESIDUAL)], [int(Stream.BONUS)]]), at)
     assert mixed[0, 0] == choices.uniform(Stream.RESIDUAL, torch.tensor([1]))[0, 0]
     assert mixed[1, 0] == choices.uniform(Stream.BONUS, torch.tensor([3]))[1, 0]
+    both = torch.full((2, 2), int(Stream.DRAFT))
+    offsets = torch.tensor([1, 3])
+    assert torch.equal(choices.uniform(both, offsets), choices.uniform(Stream.DRAFT, offsets)), "offsets of every row"
 
 
 def test_acceptance_is_strict() -> None:
@@ -217,7 +221,7 @@ def test_the_inverse_cdf_gives_each_id_its_probability() -> None:
 
 def test_a_row_without_mass_is_an_internal_error() -> None:
     """It must never be answered with some id."""
-    with pytest.raises(InternalError, match="without positive probability"):
+    with pytest.raises(InternalError, match=r"^a token was to be drawn from a row without positive probability$"):
         inverse_cdf(torch.zeros(2, 3), torch.zeros(2, dtype=torch.float64))
 
 
@@ -289,6 +293,21 @@ def test_each_start_has_paths_of_its_own() -> None:
     assert paths == {(0, 0): 0.25, (0, 1): 0.75, (1, 1): 0.5, (1, 2): 0.5}
 
 
+def test_fractions_are_weights_of_one_start() -> None:
+    """A coin of 1/3 and one that is certain: two paths of one starting point, whose weights are 2/3 and 1/3."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        prob = torch.tensor([1 / 3, 1.0], dtype=torch.float64).expand(len(choices.records), -1)
+        return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(2)).long()
+
+    paths = [
+        (path, weight)
+        for outcomes, weights in every_exact_path(program)
+        for path, weight in zip(outcomes.tolist(), weights, strict=True)
+    ]
+    assert sorted(paths) == [([0, 1], Fraction(2, 3)), ([1, 1], Fraction(1, 3))]
+
+
 def test_hints_end_a_rows_questions() -> None:
     """After a rejection, and after a draw that differs from its guess, nothing forks; other rows go on."""
 
@@ -335,7 +354,9 @@ def test_a_path_is_in_a_selection_once() -> None:
     choices = Enumerate.start(torch.empty(2, 0, dtype=torch.int64), torch.arange(2))
     assert choices.select(torch.tensor([1])).live.tolist() == [1]
     assert choices.live.tolist() == [0, 1]
-    with pytest.raises(InternalError, match="selected twice"):
+    with pytest.raises(
+        InternalError, match=r"^a path of an enumeration was selected twice; .* places of one row instead$"
+    ):
         choices.select(torch.tensor([1, 1]))
 
 
@@ -358,7 +379,7 @@ def test_each_race_forks_on_its_own() -> None:
 def test_drawing_from_nothing_is_an_internal_error_only_where_it_is_asked() -> None:
     """A row without mass after the last question that counts is never drawn from."""
     laws = torch.tensor([[0.5, 0.5], [0.0, 0.0]], dtype=torch.float64)
-    with pytest.raises(InternalError, match="without positive probability"):
+    with pytest.raises(InternalError, match=r"^a token was to be drawn from a row without positive probability$"):
         list(every_path(lambda choices: _draws(laws, choices)))
     never = torch.tensor([[-1, -1]])
 
@@ -372,7 +393,8 @@ def test_drawing_from_nothing_is_an_internal_error_only_where_it_is_asked() -> N
 
 def test_too_many_paths_are_refused() -> None:
     """A program that can't be enumerated says so instead of filling the memory."""
-    with pytest.raises(InternalError, match="more than 10 paths"):
+    words = "^the program has more than 10 paths; make the vocabulary or the block smaller$"
+    with pytest.raises(InternalError, match=words):
         list(every_path(lambda choices: _draws(torch.ones(4, 3), choices), max_paths=10))
 
 

@@ -38,6 +38,13 @@ def constant(*probs: float, depth: int = 4) -> TableModel:
     return TableModel(tuple(row.expand(len(probs) ** length, -1) for length in range(depth)))
 
 
+def test_total_variation_is_half_of_what_differs() -> None:
+    """By hand: 1/4 too little on (0,), 3/4 on one text that only the second has, 1/2 on one that only the first has."""
+    first, second = {(0,): 0.5, (1,): 0.5}, {(0,): 0.25, (2, 1): 0.75}
+    assert total_variation(first, second) == total_variation(second, first) == 0.75
+    assert total_variation(first, first) == 0
+
+
 def test_autoregressive_law_is_the_product_of_conditionals() -> None:
     """By hand: two tokens, the second after an EOS is not there."""
     law = autoregressive_law(constant(0.5, 0.25, 0.25), max_new_tokens=2, eos_token_ids=(1,))
@@ -107,8 +114,12 @@ def test_only_whole_decodes_see_what_is_carried_from_step_to_step(name: str) -> 
     """What merging assumes, and why `merge=False` is kept."""
     subject = find_fault(name).apply(decoder())
     wanted = autoregressive_law(decoder().target, **ASKED)
-    assert total_variation(decoded_law(subject, **ASKED), wanted) < 1e-12
-    assert total_variation(decoded_law(subject, **ASKED, merge=False), wanted) > 1e-3
+    [merged] = decoded_laws(subject, [DecodeRequest(id="law", prompt_ids=(0,), params=SamplingParams(**ASKED))])
+    assert total_variation(merged, wanted) < 1e-12
+    assert merged == decoded_law(subject, **ASKED)
+    whole = decoded_law(subject, **ASKED, merge=False)
+    assert total_variation(whole, wanted) > 1e-3
+    assert {type(weight) for weight in whole.values()} == {float}
 
 
 def test_merging_takes_every_step_for_a_first_one() -> None:

@@ -150,6 +150,16 @@ def test_parameters_that_leave_no_token_are_an_error() -> None:
         law_after(params, [[1]], torch.zeros(1, VOCAB_SIZE))
 
 
+@pytest.mark.parametrize("sizes", [(11, 12), (12, 11)])
+def test_one_set_of_parameters_serves_two_vocabularies(sizes: tuple[int, int]) -> None:
+    """A target's and its draft's are often padded to different sizes, and a ban remembers the first one that it saw."""
+    params = SamplingParams(banned_token_ids=((3,), (sizes[0] - 2,)))
+    for size in sizes:
+        law = law_after(params, [[1]], torch.zeros(1, size))[0]
+        allowed = [float(token not in {3, sizes[0] - 2}) / (size - 2) for token in range(size)]
+        assert law.tolist() == pytest.approx(allowed)
+
+
 def test_endings_do_not_change_the_law() -> None:
     """Length limits, stops and an EOS without a minimum length: rows that differ there alone have the same law."""
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(4))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specverify.choices import Stream
-from specverify.choices.splitmix import SplitMix, mix64
+from specverify.choices.splitmix import SplitMix, _signed, mix64
 
 WORD = 2**64 - 1
 
@@ -28,6 +28,13 @@ def test_splitmix_gives_the_published_answers() -> None:
     assert [word & WORD for word in mix64(states).tolist()] == list(published)
     for word in (0, -1, 2**63 - 1, -(2**63)):
         assert mix64(torch.tensor([word])).item() & WORD == mixed(word & WORD)
+
+
+@pytest.mark.parametrize("word", [0, 200, 2**63 - 1, 2**63, 2**63 + 5, WORD])
+def test_a_constant_keeps_its_64_bits(word: int) -> None:
+    """As the int64 that has them."""
+    assert _signed(word) & WORD == word
+    assert -(2**63) <= _signed(word) < 2**63
 
 
 @pytest.mark.parametrize("stream", list(Stream))

@@ -86,7 +86,7 @@ def tied(logits, params, vocab_size):
     most_cut = scores.masked_fill(kept, -torch.inf).amax(-1, keepdim=True)
     above = laws(logits, replace(params, top_p=1.0, min_p=0.0), vocab_size)
     borders = torch.stack([(above * (scores > each)).sum(-1) for each in (least, most_cut)])
-    near = ((borders - params.top_p).abs() < 1e-5).any()
+    near = ((borders - params.top_p).abs() < 1e-5).any() & (params.top_p < 1)
     if params.min_p:
         full = laws(logits, replace(params, top_k=0, top_p=1.0, min_p=0.0), vocab_size)
         near = near | (((full / full.amax(-1, keepdim=True)) / params.min_p).log().abs() < 1e-5).any()

@@ -49,6 +49,16 @@ def test_a_flat_row_takes_more_candidates_and_keeps_its_border(vocab_size: int, 
     assert least_kept(torch.stack((sharp, flat)), params).tolist() == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize("vocab_size", [4, 300])
+def test_a_mass_that_rounding_keeps_from_being_reached_is_that_of_all_ids(vocab_size: int):
+    """The largest float below 1: the sum of the row's masses may stay below it."""
+    scores = -torch.arange(vocab_size, dtype=torch.float32) / 64
+    kept = least_kept(scores.expand(2, -1) + torch.tensor([[0.0], [7.3]]), SamplingParams(top_p=1 - 2.0**-53))
+    masses = scores.double().exp()
+    left_out = [float(masses[scores + shift < least].sum()) for shift, least in zip((0.0, 7.3), kept, strict=True)]
+    assert max(left_out) < 1e-6 * float(masses.sum())
+
+
 def test_as_many_ids_as_there_are_cut_nothing():
     """A top-k of the vocabulary's size or beyond is none."""
     scores = torch.arange(5.0)
@@ -58,6 +68,8 @@ def test_as_many_ids_as_there_are_cut_nothing():
 def test_what_is_cut_off_is_impossible_and_what_ties_with_the_border_stays():
     """Scores themselves come back where nothing is cut."""
     scores = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0])
-    left = cut_off(scores, SamplingParams(top_k=2), out=torch.empty(5))
+    out = torch.empty(5)
+    left = cut_off(scores, SamplingParams(top_k=2), out=out)
+    assert left.data_ptr() == out.data_ptr()
     assert left.tolist() == [-math.inf, 3.0, 2.0, 2.0, -math.inf]
     assert cut_off(scores, SamplingParams(), out=torch.empty(5)) is scores

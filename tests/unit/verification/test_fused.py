@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from specverify.choices.scripted import Scripted
 from specverify.errors import InternalError, NonFiniteLogits
 from specverify.records import SamplingParams
 from specverify.verification import chain as exact
+from specverify.verification import fused
 from specverify.verification.fused import LogitsProposal, rows
 from specverify.verification.fused.cutoff import least_kept
 from tests.unit.verification.fused_cases import DTYPES, PARAMS, case, laws, require_same, tied
@@ -128,8 +132,12 @@ def test_a_broken_row_is_named(broken):
     target[1, int(ours.num_draft_tokens[1]) + 1 :] = broken
     rows.chain_rejection(ours, target, Scripted())
     target[1, 0, 7] = broken
-    with pytest.raises(NonFiniteLogits, match="target's logits at place 0 of row 1"):
+    with pytest.raises(NonFiniteLogits) as caught:
         rows.chain_rejection(ours, target, Scripted())
+    assert str(caught.value) == (
+        "the target's logits at place 0 of row 1 give no distribution (NaN, +inf, or no id that may be emitted); "
+        "check the weights, or the sampling parameters"
+    )
     with pytest.raises(NonFiniteLogits, match="place 0 of row 1"):
         rows.greedy(ours, target, Scripted())
 
@@ -137,9 +145,9 @@ def test_a_broken_row_is_named(broken):
 def test_what_a_row_does_not_decide_is_refused():
     """Penalties read the prefix, and float64 goes to the exact rule."""
     ours, target, *_ = case(5, vocab_size=50)
-    with pytest.raises(InternalError, match="prefix"):
+    with pytest.raises(InternalError, match=r"^a fused rule knows temperature, .* what depends on the prefix$"):
         rows.chain_rejection(ours, target, Scripted(), SamplingParams(repetition_penalty=1.2))
-    with pytest.raises(InternalError, match="float64"):
+    with pytest.raises(InternalError, match=r"^fused rules take float32, .* go to verification\.chain$"):
         rows.chain_rejection(ours, target.double(), Scripted())
 
 
@@ -247,3 +255,68 @@ def test_top_p_of_a_flat_law_looks_at_as_many_ids_as_it_takes(vocab_size):
     for place in {0, 254, 255, 256, 2_046, 2_047, 2_048, vocab_size - 2} & set(range(vocab_size - 1)):
         middle = float(mass[place]) - 0.5 / vocab_size
         assert int(-least_kept(scores, SamplingParams(top_p=middle)) * 2**22) == place
+
+
+def test_the_door_hands_everything_on(monkeypatch):
+    """On the CPU to `rows`: parameters and padding count. Where the logits lie on CUDA, to the kernels, with keyed choices."""
+    params = SamplingParams(temperature=0.3)
+    ours, target, *_ = case(8, vocab_size=60, batch=64, padding=4, params=params)
+    seeds = torch.arange(64)
+    choices = Philox.start(seeds, seeds)
+    found = fused.chain_rejection(ours, target, choices, params, vocab_size=60)
+    wanted = rows.chain_rejection(ours, target, choices, params, vocab_size=60)
+    assert torch.equal(found.num_accepted_tokens, wanted.num_accepted_tokens)
+    assert torch.equal(found.next_token_ids, wanted.next_token_ids)
+    on_cuda = SimpleNamespace(device=torch.device("cuda"))
+    stand_in = SimpleNamespace(
+        keyed=lambda asked: ("keyed", asked), chain_rejection=lambda *handed, **named: (*handed, named)
+    )
+    monkeypatch.setitem(sys.modules, "specverify.verification.fused.kernels", stand_in)
+    monkeypatch.setattr(fused, "kernels", stand_in, raising=False)
+    handed = fused.chain_rejection(ours, on_cuda, choices, params, vocab_size=60)
+    assert handed == (ours, on_cuda, ("keyed", choices), params, {"vocab_size": 60})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("params", [*PARAMS, SamplingParams(temperature=2.0)])
+def test_every_dtype_under_every_parameter(dtype, params):
+    """What the random cases above may miss: 256 rows of each."""
+    ours, target, theirs, target_probs = case(2, vocab_size=50, batch=256, closeness=0.3, dtype=dtype, params=params)
+    untied = [
+        row
+        for row in range(256)
+        if not tied(target[row, None], params, 50) and not tied(ours.draft_logits[row, None], params, 50)
+    ]
+    assert len(untied) > 100
+    seeds = torch.arange(256)
+    choices = Philox.start(seeds, seeds)
+    wanted = exact.chain_rejection(theirs, target_probs, choices)
+    found = rows.chain_rejection(ours, target, choices, params)
+    assert torch.equal(found.num_accepted_tokens[untied], wanted.num_accepted_tokens[untied])
+    same = found.next_token_ids[untied] == wanted.next_token_ids[untied]
+    assert float(same.double().mean()) > 0.99, "but for a uniform at a border"
+
+
+def test_a_buffer_is_kept_for_its_size():
+    """In a thread that has none yet; zeros to the end of its last chunk; another size takes another one."""
+    seen = []
+
+    def take():
+        first = rows._buffer(300, "a role of this test")
+        first[:300] = 1
+        seen.append((first, rows._buffer(300, "a role of this test"), rows._buffer(200, "a role of this test")))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    [(first, again, other)] = seen
+    assert again is first
+    assert (len(first), float(first[300:].sum())) == (512, 0.0)
+    assert (len(other), float(other.sum())) == (256, 0.0)
+
+
+def test_a_search_tells_uniforms_apart_in_float64():
+    """A float32 would put the first one on the border, which is the second id's."""
+    masses = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
+    assert rows._searched(masses, 0.5 - 2.0**-40) == (0, pytest.approx(1 - 2.0**-39, abs=1e-15))
+    assert rows._searched(masses, 0.5) == (2, 0.0)

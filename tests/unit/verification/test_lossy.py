@@ -92,6 +92,7 @@ def test_a_context_is_judged_by_itself(name: str):
         random_table(5, 1, seed=seed, zeros=0.2).levels[1].exp()[[0, 1, 2, 3, 4, 0]].view(2, 3, 5) for seed in (1, 2)
     )
     together = LOSSY[name].accepts(p, q)
+    assert together.dtype == p.dtype
     biases = bias(LOSSY[name], p.flatten(0, 1), q.flatten(0, 1)).view(2, 3)
     for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)).tolist():
         row, at = place
