@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping  # noqa: TC003 - the record is read back by its annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ from specverify.verification.lossy import LOSSY, above_threshold
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["CRITERIA", "FIXED_TESTS", "NAMES", "PROOF", "Detection", "Run", "detections", "known_faults"]
+__all__ = ["CRITERIA", "FIXED_TESTS", "NAMES", "PROOF", "Detection", "Detections", "Run", "detections", "known_faults"]
 
 PROOF = 6.0
 """log10 of the e-value that is proof."""
@@ -116,7 +117,12 @@ class Run:
     log10_e: float
     """At the end."""
     likeliest: str
+    """At the end of the round in which proof came, when a certificate is written."""
+    rivals: tuple[str, ...]
+    """What was not told apart from it then."""
     named_right: bool
+    named_among: bool
+    """Whether the fault is the likeliest, or one of its rivals: the name that was given is not a wrong one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +137,8 @@ class Detection:
     """Tokens at which each test of a fixed number rejects; None where it doesn't within the budget."""
     failed: Mapping[str, bool]
     """Whether each criterion in use fails, with the whole budget."""
+    acceptance_length: float
+    """Of the first stream; the healthy decoder's is what a criterion holds the others against."""
 
     @property
     def median(self) -> float:
@@ -148,9 +156,28 @@ class Detection:
         return sum(run.named_right for run in self.runs)
 
     @property
+    def num_alone(self) -> int:
+        """Of these, the runs in which nothing else is nearly as likely."""
+        return sum(run.named_right and not run.rivals for run in self.runs)
+
+    @property
+    def num_misled(self) -> int:
+        """Runs with proof whose certificate doesn't list the fault at all."""
+        return sum(run.proof_at is not None and not run.named_among for run in self.runs)
+
+    @property
     def named(self) -> str:
         """The likeliest component of most runs."""
         return Counter(run.likeliest for run in self.runs).most_common(1)[0][0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detections:
+    """What a measurement has so far."""
+
+    key: str
+    """Of the measurement; another's faults are never taken over."""
+    found: tuple[Detection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,9 +249,10 @@ def detections(
     tokens: int,
     compared: int,
     runs: int,
+    finished: Sequence[Detection] = (),
     watch: Watch | None = None,
 ) -> Iterator[Detection]:
-    """The healthy decoder, then each fault; every one as it is done.
+    """The healthy decoder, then each fault; every one as it is done. Those that are `finished` are not looked at again.
 
     `tokens` is the budget of the e-process, `compared` that of every other test, and of what no stream shows. Raises
     `PlanError` where the subject isn't a reference decoder with a draft model.
@@ -238,7 +266,14 @@ def detections(
     first_alone = _first_tokens(subject, plan, compared, speculation=False)
     greedy_alone = _greedy(subject, plan, speculation=False)
     baseline = math.nan
+    done = {one.fault: one for one in finished}
     for fault in (None, *faults):
+        name = "" if fault is None else fault.name
+        if name in done:
+            baseline = done[name].acceptance_length if fault is None else baseline
+            yield done[name]
+            watch.advance()
+            continue
         asked_of = subject if fault is None else fault.plant(subject)
         in_vain = fault is None or not NAMES[fault.name]
         most = compared if in_vain else max(tokens, compared)
@@ -249,7 +284,6 @@ def detections(
             stream, alone, _first_tokens(asked_of, plan, compared), first_alone, _first_law(subject, plan),
             (_greedy(asked_of, plan), greedy_alone), length, baseline,
         )  # fmt: skip
-        name = "" if fault is None else fault.name
         others = [_stream(asked_of, plan, run=run, least=0, most=most) for run in range(1, runs)]
         yield Detection(
             fault=name,
@@ -257,6 +291,7 @@ def detections(
             runs=tuple(_run(each, name) for each in (stream, *others)),
             fixed={test: _first_rejection(rejects, seen, compared) for test, rejects in FIXED_TESTS.items()},
             failed={criterion: not passes(seen) for criterion, passes in CRITERIA.items()},
+            acceptance_length=length,
         )
         watch.advance()
     watch.close()
@@ -269,14 +304,23 @@ def _first_rejection(rejects: Callable[[_Seen, int], bool], seen: _Seen, tokens:
 def _run(stream: ScoredTraces, fault: str) -> Run:
     process = e_process(stream)
     crossing = process.first_crossing(PROOF)
-    until = process if crossing is None else e_process(stream.where(np.arange(len(stream)) <= crossing))
+    seen = process if crossing is None else e_process(stream.where(_rounds(stream) <= _rounds(stream)[crossing]))
+    names = set(NAMES.get(fault, ())) if crossing is not None else set()
     return Run(
         num_tokens=len(stream),
         proof_at=None if crossing is None else crossing + 1,
         log10_e=process.log10_e,
-        likeliest=until.likeliest,
-        named_right=crossing is not None and until.likeliest in NAMES.get(fault, ()),
+        likeliest=seen.likeliest,
+        rivals=seen.rivals,
+        named_right=seen.likeliest in names,
+        named_among=bool(names & {seen.likeliest, *seen.rivals}),
     )
+
+
+def _rounds(stream: ScoredTraces) -> NDArray[np.int64]:
+    """The number of the round of each token: `detection/RUN/ROUND/PROMPT`."""
+    numbers = np.array([int(trace.request.id.split("/")[2]) for trace in stream.traces], dtype=np.int64)
+    return numbers[stream["trace"].astype(np.int64)]
 
 
 def _stream(subject: Subject, plan: Plan, *, run: int, least: int, most: int) -> ScoredTraces:

@@ -68,6 +68,7 @@ _ROUNDING = 1e-6
 
 _PROOF = 4.0
 """Logits outside the support that no rounding explains, in any dtype."""
+_RIVALS_SHOWN = 3
 _MOST_AT_THE_EDGE = 0.02
 """Share of tokens at the edge of the support, within the measured noise, beyond which the support was not tested."""
 
@@ -204,9 +205,11 @@ def _spread_out(path: Float[np.ndarray, " some"], concerned: Bool[np.ndarray, " 
 
 
 def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
-    """The e-process as a test; its name says which fault the evidence is for, if there is much."""
+    """The e-process as a test; its name says which fault the evidence is for, if there is much (Note [Naming])."""
     process = e_process(scored)
     suspected = f", likeliest: {process.likeliest}" if process.log10_e >= 3 else ""
+    if suspected and process.rivals:
+        suspected += f" (not told apart yet from: {'; '.join(process.rivals[:_RIVALS_SHOWN])})"
     return StatisticalTest(
         name=f"{name} e-process{suspected}",
         statistic=process.log10_e,

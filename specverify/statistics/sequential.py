@@ -5,6 +5,12 @@ holds. The product of the bets, and any average of such products, then ever reac
 [Ville1939]. So one may look after each token, stop at will, and carry on tomorrow. A capital that grows is evidence
 against the claim, and the bet that made it grow names the fault. All paths here are log10, so that 200,000 tokens
 neither overflow nor vanish.
+
+Note [Naming]: proof that something is wrong comes before proof of what. Two bets divide by the same law, so their quotient is
+the likelihood of one fault over that of the other, and under the second it exceeds k with probability at most 1/k, at any
+time. A bet mixes three η evenly, so the bet on a fault that always acts is a third of its best at least: another fault is a
+hundred times as likely as it with probability 0.03 at most. So a name stands alone only where every other is a hundredth as
+likely, else the others are listed; and it is read at the last token that was drawn, not at the one that was proof.
 """
 
 from __future__ import annotations
@@ -37,6 +43,8 @@ __all__ = [
 ]
 
 _LN10 = math.log(10)
+_TOLD_APART = 2.0
+"""log10 of how much likelier a fault must be than another for its name to stand alone (Note [Naming])."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,6 +57,8 @@ class EProcess:
     """log10 of each component, without its weight, at the last observation that is no proof by itself."""
     likeliest: str
     """The component that contributes most there: it names the fault, if there is one."""
+    rivals: tuple[str, ...] = ()
+    """Those that contribute a hundredth of that or more, the next likeliest first: not told apart yet (Note [Naming])."""
 
     @property
     def log10_e(self) -> float:
@@ -125,7 +135,9 @@ def mix(paths: Mapping[str, Float[np.ndarray, " n"]], weights: Mapping[str, floa
         ends = lasts if at == len(average) - 1 else {name: float(paths[name][at]) for name in paths}
     with np.errstate(divide="ignore"):
         contributions = np.array(list(ends.values())) + np.log10(shares)
-    return EProcess(path=average, components=ends, likeliest=list(ends)[int(contributions.argmax())])
+    first, *others = (list(ends)[at] for at in np.argsort(-contributions, kind="stable"))
+    near = int((contributions >= contributions.max() - _TOLD_APART).sum()) - 1
+    return EProcess(path=average, components=ends, likeliest=first, rivals=tuple(others[:near]))
 
 
 def likelihood_ratio_bets(

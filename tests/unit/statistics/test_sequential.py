@@ -159,3 +159,12 @@ def test_forty_components_of_200_000_tokens_are_mixed() -> None:
     bets = {f"fault {i}": likelihood_ratio_bets(ratio) for i in range(40)}
     process = mix(bets | {f"order {i}": histogram_bets(values) for i in range(3)})
     assert len(process.path) == 200_000
+
+
+def test_what_is_nearly_as_likely_is_a_rival() -> None:
+    """Within two decades of the likeliest, the nearest first, weights reckoned in (Note [Naming])."""
+    ends = {"far": 2.9, "second": 4.5, "first": 5.0, "third": 3.1}
+    process = mix({name: np.array([end]) for name, end in ends.items()})
+    assert (process.likeliest, process.rivals) == ("first", ("second", "third"))
+    assert mix({"a": np.array([3.0]), "b": np.array([0.9])}).rivals == ()
+    assert mix({"a": np.array([3.0]), "b": np.array([0.9])}, weights={"a": 1, "b": 2}).rivals == ("b",)
