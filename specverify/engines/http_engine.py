@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -28,7 +29,7 @@ from specverify.errors import PlanError, RequestRefused, SubjectError, UsageErro
 from specverify.records import DecodeTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedTokenizerBase
 
@@ -38,13 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "HttpEngine", "json_of", "make_client"]
 
+_MOST_STARTS = 12
+"""Of one server, after which its deaths have been seen often enough."""
+_DYING_S = 10.0
+"""What a server that has lost its engine may take to end."""
 _FIRST_LINE = 300
 """Characters of an error's body that a finding shows."""
 
 logging.getLogger("stamina").addHandler(logging.NullHandler())  # retries are counted, not printed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Endpoint:
     """One server: where it is, and its process where it is ours."""
 
@@ -52,6 +57,27 @@ class Endpoint:
     url: str
     model: str = ""
     server: Server | None = None
+    start_again: Callable[[], Server] | None = None
+    """Starts one in the place of `server`, where that has ended."""
+    starts: int = 1
+
+    def stand(self) -> None:
+        """One request that kills a server must not decide what others show, so a server of ours that ended is started again.
+
+        Raises `SubjectError` where it ends whatever is asked, or doesn't start.
+        """
+        if self.server is None or self.start_again is None or self.server.running:
+            return
+        died = self.server.obituary()
+        if self.starts >= _MOST_STARTS:
+            msg = f"the server was started {self.starts} times and ended each time, so it isn't started again: {died}"
+            raise SubjectError(msg)
+        self.starts += 1
+        try:
+            self.server = self.start_again()
+        except UsageError as error:
+            msg = f"the server did not start again after it had ended: {error}"
+            raise SubjectError(msg) from error
 
 
 @dataclass
@@ -92,6 +118,9 @@ class HttpEngine:
         Raises `SubjectError` with the request's id where the server answers with an error, too late or not at all.
         """
         asks = [ask for request in requests for ask in self._asks(request)]
+        for endpoint in (self.on, self.off):
+            if endpoint and any(self._endpoint(request) is endpoint for request in requests):
+                endpoint.stand()
         pool = ThreadPoolExecutor(max_workers=self.concurrency)
         try:
             for future in [pool.submit(self._answered, ask) for ask in asks]:
@@ -102,6 +131,7 @@ class HttpEngine:
     def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
         """The first sample of a request as the server writes it, whole or put together from its events."""
         its = TEXTS[self.dialect.name]
+        self._endpoint(request).stand()
         ask = replace(next(iter(self._asks(request))), num_samples=1, logprobs=False)
         with _named(ask) as what:
             payload = self.dialect.payload(ask) | dict(self.extra)
@@ -120,6 +150,7 @@ class HttpEngine:
 
     def counters(self) -> DecodeCounters:
         """What the server with speculation tells on `/metrics`."""
+        self.on.stand()
         response = self._called(self.on, "GET", "/metrics", None, "the counters")
         return read_counters(response.text)
 
@@ -187,7 +218,10 @@ class HttpEngine:
         try:
             response = self._tried(endpoint, method, path, payload)
         except httpx2.TimeoutException as error:
-            msg = f"{what}: {where} got no answer in time ({type(error).__name__})"
+            msg = (
+                f"{what}: {where} got no answer within {endpoint.client.timeout.read:.0f} s ({type(error).__name__}); if the "
+                "machine is slow and not the engine, give it more with `--option timeout_s=SECONDS`"
+            )
             raise SubjectError(msg) from error
         except httpx2.TransportError as error:
             died = endpoint.server.obituary() if endpoint.server else ""
@@ -200,9 +234,19 @@ class HttpEngine:
             kind = RequestRefused if response.is_client_error else SubjectError
             msg = f"{what}: {where} answered {response.status_code}: {_first_line(response)}"
             if endpoint.server and response.is_server_error:
-                msg += f"; {endpoint.server.obituary() or endpoint.server.last_words()}"
+                msg += f"; {self._fate(endpoint, endpoint.server)}"
             raise kind(msg)
         return response
+
+    def _fate(self, endpoint: Endpoint, server: Server) -> str:
+        """What became of a server of ours that answered with an error: one that has lost its engine is given time to end."""
+        until = time.monotonic() + _DYING_S
+        while server.running and time.monotonic() < until:
+            with contextlib.suppress(httpx2.TransportError):
+                if endpoint.client.get("/health", timeout=1.0).is_success:
+                    break
+            time.sleep(_DYING_S / 100)
+        return server.obituary() or server.last_words()
 
     def _tried(self, endpoint: Endpoint, method: str, path: str, payload: dict[str, Any] | None) -> httpx2.Response:
         """Again where the connection failed, unless our own server has ended; never where an answer is late."""

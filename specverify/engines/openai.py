@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from specverify.engines import EngineSettings
     from specverify.engines.dialect import Dialect
+    from specverify.engines.server import Server
 
 __all__ = ["opened", "opened_sglang", "opened_tgi", "opened_vllm"]
 
@@ -116,20 +118,26 @@ def _endpoint(
     say: Callable[[str], None],
 ) -> Endpoint:
     """A server that answers: one that runs, or one that ends with the stack."""
-    server = None
+    server = start = None
     if command:
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
-        log = stack.enter_context(log_folder(options["log_dir"])) / f"server-{arm}.log"
-        started = serving(
-            _filled(command, settings, port),
-            port=port,
-            health_url=f"{url}/health",
-            log_path=log,
-            timeout_s=float(options["start_timeout_s"]),
-            say=say,
-        )
-        server = stack.enter_context(started)
+        folder = stack.enter_context(log_folder(options["log_dir"]))
+        running, words = stack.enter_context(contextlib.ExitStack()), _filled(command, settings, port)
+        numbers = itertools.count(1)
+
+        def start() -> Server:
+            """On the same port, once what is left of the one before has ended; each with a log of its own."""
+            running.close()
+            number = next(numbers)
+            name = f"server-{arm}{f'-{number}' if number > 1 else ''}.log"
+            wait = float(options["start_timeout_s"])
+            started = serving(
+                words, port=port, health_url=f"{url}/health", log_path=folder / name, timeout_s=wait, say=say
+            )
+            return running.enter_context(started)
+
+        server = start()
     client = stack.enter_context(make_client(url, timeout_s=float(options["timeout_s"])))
     try:
         health = client.get("/health")
@@ -140,7 +148,7 @@ def _endpoint(
         msg = f"the server at {url} says that it is not ready ({health.status_code}); wait until it is"
         raise UsageError(msg)
     model = settings.model or (_first_model(client, url) if dialect.needs_model else "")
-    return Endpoint(client=client, url=url, model=model, server=server)
+    return Endpoint(client=client, url=url, model=model, server=server, start_again=start)
 
 
 def _first_model(client: httpx2.Client, url: str) -> str:

@@ -35,8 +35,8 @@ API_KEY = "SPECVERIFY_API_KEY"
 LOOPBACK = "127.0.0.1"
 _POLL_S, _SAY_S, _ASK_S, _GRACE_S = 0.1, 5.0, 2.0, 10.0
 _TAIL_LINES, _TAIL_BYTES = 3, 8192
-_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b: ")
-_ERROR_BYTES, _ERROR_WIDTH = 1 << 16, 300
+_ERROR = re.compile(r"(?:\b\w+\.)*\b[A-Z]\w*(?:Error|Exception)\b: ")
+_ERROR_BYTES, _ERROR_WIDTH, _ERRORS = 1 << 16, 200, 3
 _KEEP = "went-wrong"
 """A file beside a log that is to be kept."""
 
@@ -62,11 +62,11 @@ class Server:
         return f"the server ended with {how} {ended.si_status}; {self.last_words()}"
 
     def last_words(self) -> str:
-        """The last error and the last lines of its log, which is kept from now on: something went wrong."""
+        """The last errors and the last lines of its log, which is kept from now on: something went wrong."""
         with contextlib.suppress(OSError):
             self.log_path.with_name(_KEEP).touch()
-        error = _last_error(self.log_path)
-        named = f"its log's last error is: {error}; " if error else ""
+        errors = _last_errors(self.log_path)
+        named = f"its log's last errors are: {errors}; " if errors else ""
         return f"{named}its log ends: {last_lines(self.log_path)}; the whole log is {self.log_path}"
 
 
@@ -97,13 +97,16 @@ def last_lines(log_path: Path, *, lines: int = _TAIL_LINES) -> str:
     return redacted(" | ".join(told[-lines:])) or "(nothing)"
 
 
-def _last_error(log_path: Path) -> str:
-    """The last line that names an exception, which may stand far above a server's farewell; nothing where none does."""
+def _last_errors(log_path: Path) -> str:
+    """The last errors that differ, in their order: a server's farewell names no cause, and what stands above it does."""
+    errors: list[str] = []
     with contextlib.suppress(OSError):
         for line in reversed(_tail(log_path, _ERROR_BYTES)):
-            if _ERROR.search(line):
-                return redacted(line)[:_ERROR_WIDTH]
-    return ""
+            found = _ERROR.search(line)
+            told = redacted(line[found.start() :])[:_ERROR_WIDTH] if found else ""
+            if told and told not in errors:
+                errors.append(told)
+    return "; then ".join(reversed(errors[:_ERRORS]))
 
 
 def _tail(log_path: Path, size: int) -> list[str]:

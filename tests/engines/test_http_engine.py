@@ -74,7 +74,7 @@ def test_an_answer_that_is_late_is_a_finding_and_is_asked_once():
     with (
         faking(late) as fake,
         opened(settings_of(fake, "vllm", timeout_s="1")) as engine,
-        pytest.raises(SubjectError, match=r"request r .* got no answer in time"),
+        pytest.raises(SubjectError, match=r"request r .* got no answer within 1 s .*--option timeout_s"),
     ):
         list(engine.decode([request_of()]))
     assert len(fake.bodies) == 1
@@ -219,7 +219,7 @@ def test_a_server_that_breaks_with_500_and_exit_0_leaves_its_log(tmp_path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     breaks = """
-        print("ValueError: no such kernel", *["bye"] * 9, sep=chr(10), flush=True)
+        print("ValueError: no such kernel", "EngineDeadError: see above", *["bye"] * 9, sep=chr(10), flush=True)
         self.send_response(500); self.end_headers(); self.wfile.write(b"see above"); self.wfile.flush()
         import os; os._exit(0)
         if json.loads"""
@@ -229,13 +229,36 @@ def test_a_server_that_breaks_with_500_and_exit_0_leaves_its_log(tmp_path, monke
                               options=(("dialect", "llamacpp"),))  # fmt: skip
     with opened(settings) as engine:
         with pytest.raises(
-            SubjectError, match=r"answered 500: see above; .*last error is: ValueError: no such kernel; .*bye"
+            SubjectError,
+            match=r"answered 500: see above; .*exit code 0; .*last errors are: ValueError: no such kernel; then EngineDeadError: "
+            r"see above; .*bye",
         ):
-            list(engine.decode([request_of(SamplingParams(max_new_tokens=1))]))
-        engine.on.server.process.stdin.close()
-        while engine.on.server.running:
-            time.sleep(0.01)
-        with pytest.raises(SubjectError, match=r"request r .*ended with exit code 0; .*no such kernel"):
             list(engine.decode([request_of(SamplingParams(max_new_tokens=1))]))
         log = engine.on.server.log_path
     assert "no such kernel" in log.read_text()
+
+
+def test_a_server_that_one_request_kills_is_started_again_for_the_next(tmp_path, monkeypatch):
+    """Each life has its own log; one that ends whatever it is asked is not started for ever."""
+    monkeypatch.setattr("specverify.engines.http_engine._MOST_STARTS", 3)
+    dies = """
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if json.loads(body)["n_predict"] == 1:
+            import os; os._exit(4)
+        if json.loads"""
+    script = tmp_path / "server.py"
+    script.write_text(SERVER.replace("\n        if json.loads", dies))
+    said = []
+    settings = EngineSettings(
+        target=Path("t"), serve=f"{sys.executable} {script} {{port}} m '{{\"model\": \"m\"}}'",
+        options=(("dialect", "llamacpp"), ("log_dir", str(tmp_path))),
+    )  # fmt: skip
+    deadly, harmless = (request_of(SamplingParams(max_new_tokens=count)) for count in (1, 3))
+    with opened(settings, say=said.append) as engine:
+        for _ in range(3):
+            assert [trace.token_ids for trace in engine.decode([harmless])] == [(7,)]
+            with pytest.raises(SubjectError, match=r"request r .*exit code 4"):
+                list(engine.decode([deadly]))
+        with pytest.raises(SubjectError, match=r"started 3 times and ended each time"):
+            list(engine.decode([harmless]))
+    assert {path.name for path in tmp_path.glob("*.log")} == {"server-on.log", "server-on-2.log", "server-on-3.log"}
