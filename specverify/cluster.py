@@ -206,8 +206,11 @@ def _connected(address: str) -> Any:  # noqa: ANN401 - Ray is a module, imported
     try:
         _knock(address)
         ray.init(**where, log_to_driver=False, configure_logging=False, include_dashboard=False if not where else None)
-    except (OSError, ValueError, RuntimeError) as error:
-        msg = f"there is no Ray cluster at {address} ({' '.join(str(error).split())[:160]}); start one with `ray start --head`"
+    except Exception as error:  # Ray raises bare ones, such as for a node that doesn't start
+        reason = " ".join(str(error).split())[:160]
+        msg = f"there is no Ray cluster at {address} ({reason}); start one with `ray start --head`"
+        if address == "local":
+            msg = f"Ray can't start a cluster on this machine ({reason}); its logs are in /tmp/ray/session_latest/logs"
         raise UsageError(msg) from error
     return ray
 

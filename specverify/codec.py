@@ -299,13 +299,15 @@ class _Range(NamedTuple):
         return f"{low} and {'at most' if self.ends[1] == ']' else 'below'} {self.high:,}"
 
 
-_COUNT, _SHARE, _RATE = _Range(1), _Range(0, 1), _Range(0, 1, "()")
+_COUNT, _SHARE, _RATE = _Range(1, 10**8), _Range(0, 1), _Range(0, 1, "()")
 _RANGES: dict[str, _Range] = {
     "seed": _Range(0, 2**64 - 1),
     "num_speculative_tokens": _Range(1, 64),
     "false_fail_rate": _RATE,
     "false_pass_rate": _RATE,
-    **dict.fromkeys((name for name in Plan.__dataclass_fields__ if name.startswith("largest_undetected")), _RATE),
+    **dict.fromkeys(
+        (name for name in Plan.__dataclass_fields__ if name.startswith("largest_undetected")), _Range(1e-4, 1, "[)")
+    ),
     "minimum_speedup": _Range(0),
     "minimum_acceptance": _SHARE,
     "params.temperature": _Range(0),
@@ -316,7 +318,7 @@ _RANGES: dict[str, _Range] = {
     "params.no_repeat_ngram_size": _Range(0),
     "params.min_new_tokens": _Range(0),
 }
-"""What a number of a plan may be; any other is a count of at least 1."""
+"""What a number of a plan may be; any other is a count, of more than which no disk holds the evidence."""
 _WANTED: dict[object, str] = {int: "an integer", float: "a number", str: "a string", SamplingParams: "a table"}
 
 

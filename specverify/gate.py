@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from specverify.policy import Policy
-    from specverify.records import Certificate, CheckResult, ModelFingerprint
+    from specverify.records import Certificate, CheckResult, Environment, ModelFingerprint
 
-__all__ = ["Reason", "Refusal", "about_an_engine", "differing_files", "disagreements", "unmet"]
+__all__ = ["Reason", "Refusal", "about_an_engine", "differing_files", "disagreements", "foreseen", "unmet"]
 
 _MUST_BE_ZERO = {
     "compatibility": "num_emittable_differing_ids",
@@ -182,28 +182,40 @@ def unmet(certificate: Certificate, policy: Policy, *, now: datetime | None = No
         if name not in by_id or by_id[name].verdict is Verdict.NOT_RUN:
             yield _policy(f"{name} is required and did not run")
     yield from map(_policy, _about_the_run(certificate, policy, now or datetime.now(UTC)))
-    yield from map(_policy, _about_the_evidence(certificate, policy, by_id))
+    yield from map(_policy, _about_the_evidence(policy, by_id))
 
 
 def _about_the_run(certificate: Certificate, policy: Policy, now: datetime) -> Iterator[str]:
-    environment = certificate.environment
     yield from _about_the_age(certificate.created, policy.maximum_age_days, now)
-    for name, wanted in policy.versions.items():
-        if not _fits(found := str(getattr(environment, name)), wanted):
-            yield f"it was made with {name} {found}, {wanted} is wanted"
-    if policy.devices and not environment.device.startswith(policy.devices):
-        yield f"it was made on {environment.device}, allowed: {', '.join(policy.devices)}"
-    if policy.dtypes and environment.dtype not in policy.dtypes:
-        yield f"it was made in {environment.dtype}, allowed: {', '.join(policy.dtypes)}"
-    if policy.engines and certificate.engine not in policy.engines:
-        yield f"the engine under test was {certificate.engine}, allowed: {', '.join(policy.engines)}"
-    if certificate.trust_remote_code and not policy.allow_remote_code:
-        yield "code that a model brought along was run (allow_remote_code)"
-    if certificate.num_prompts < policy.minimum_prompts:
-        yield f"it was made from {certificate.num_prompts} prompts, {policy.minimum_prompts} are wanted"
+    yield from foreseen(
+        policy,
+        certificate.environment,
+        engine=certificate.engine,
+        trust_remote_code=certificate.trust_remote_code,
+        num_prompts=certificate.num_prompts,
+    )
     rate = certificate.error_budget.false_fail_rate
     if policy.maximum_false_fail_rate is not None and rate > policy.maximum_false_fail_rate:
         yield f"its error budget is {rate:g}, {policy.maximum_false_fail_rate:g} is allowed"
+
+
+def foreseen(
+    policy: Policy, environment: Environment, *, engine: str, trust_remote_code: bool, num_prompts: int
+) -> Iterator[str]:
+    """What a policy holds against a run before its first token is decoded."""
+    for name, wanted in policy.versions.items():
+        if not _fits(found := str(getattr(environment, name)), wanted):
+            yield f"{name} is {found}, {wanted} is wanted"
+    if policy.devices and not environment.device.startswith(policy.devices):
+        yield f"the device is {environment.device}, allowed: {', '.join(policy.devices)}"
+    if policy.dtypes and environment.dtype not in policy.dtypes:
+        yield f"the dtype is {environment.dtype}, allowed: {', '.join(policy.dtypes)}"
+    if policy.engines and engine not in policy.engines:
+        yield f"the engine under test is {engine}, allowed: {', '.join(policy.engines)}"
+    if trust_remote_code and not policy.allow_remote_code:
+        yield "code that a model brings along is run, and allow_remote_code is not set"
+    if num_prompts < policy.minimum_prompts:
+        yield f"it is made from {num_prompts} prompts, {policy.minimum_prompts} are wanted"
 
 
 def _about_the_age(created: str, allowed: float | None, now: datetime) -> Iterator[str]:
@@ -217,17 +229,14 @@ def _about_the_age(created: str, allowed: float | None, now: datetime) -> Iterat
         yield f"it claims to have been made at {created}, which is no time before now"
 
 
-def _about_the_evidence(certificate: Certificate, policy: Policy, by_id: Mapping[str, CheckResult]) -> Iterator[str]:
-    del certificate
+def _about_the_evidence(policy: Policy, by_id: Mapping[str, CheckResult]) -> Iterator[str]:
     for name, wanted in policy.minimum_samples.items():
         result = by_id.get(name)
         if result is None or result.num_samples < wanted:
             yield f"{name} saw {result.num_samples if result else 0:,} samples, {wanted:,} are wanted"
     lossless = by_id.get("lossless")
     shift = policy.largest_undetected_shift
-    if shift is not None and not (
-        lossless and lossless.smallest_detectable is not None and lossless.smallest_detectable <= shift
-    ):
+    if shift and not (lossless and lossless.smallest_detectable is not None and lossless.smallest_detectable <= shift):
         seen = (
             f"{lossless.smallest_detectable:.2g}"
             if lossless and lossless.smallest_detectable is not None

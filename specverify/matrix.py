@@ -51,6 +51,8 @@ class MatrixRow:
     """Whether e-BH names it over the matrix."""
     expected_acceptance: float
     measured_speedup: float
+    unmet: tuple[str, ...] = ()
+    """What the policy holds against it, where there is one."""
 
 
 def evidence(certificate: Certificate) -> float:
@@ -70,8 +72,13 @@ def _proof(result: CheckResult) -> bool:
     return result.verdict is Verdict.FAIL and not refused and not any(test.failed for test in result.tests)
 
 
-def rows_of(cells: Sequence[Cell], certificates: Sequence[Certificate], false_discovery_rate: float) -> list[MatrixRow]:
-    """The table, with e-BH over all of it."""
+def rows_of(
+    cells: Sequence[Cell],
+    certificates: Sequence[Certificate],
+    false_discovery_rate: float,
+    unmet: Sequence[tuple[str, ...]] = (),
+) -> list[MatrixRow]:
+    """The table, with e-BH over all of it; `unmet` is what a policy holds against each certificate."""
     values = [evidence(certificate) for certificate in certificates]
     discovered = e_benjamini_hochberg(values, false_discovery_rate) if values else ()
     return [
@@ -83,8 +90,11 @@ def rows_of(cells: Sequence[Cell], certificates: Sequence[Certificate], false_di
             discovered=named,
             expected_acceptance=_figure(certificate, "acceptance", "expected_acceptance"),
             measured_speedup=_figure(certificate, "cost", "measured_speedup"),
+            unmet=held,
         )
-        for cell, certificate, value, named in zip(cells, certificates, values, discovered, strict=True)
+        for cell, certificate, value, named, held in zip(
+            cells, certificates, values, discovered, unmet or [()] * len(cells), strict=True
+        )
     ]
 
 

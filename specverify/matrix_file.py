@@ -19,7 +19,7 @@ from specverify.plan import Plan
 from specverify.records import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Matrix", "cells_of", "plan_text", "read_matrix"]
 
@@ -40,8 +40,8 @@ class Matrix:
     """Fields of the plan that all cells share."""
     prompts: str = ""
     """A JSONL file; the embedded prompts without it."""
-    false_discovery_rate: float = 5e-7
-    """Of the cells that are named as lossy over the matrix, how many may be named by chance."""
+    false_discovery_rate: float | None = None
+    """Of the cells that are named as lossy over the matrix, how many may be named by chance; half of `false_fail_rate` without it."""
 
     @property
     def num_cells(self) -> int:
@@ -49,9 +49,18 @@ class Matrix:
         return len(self.targets) * len(self.drafts) * len(self.num_speculative_tokens) * len(self.parameters)
 
     @property
+    def _half(self) -> float:
+        return float(self.plan.get("false_fail_rate", Plan.false_fail_rate)) / 2
+
+    @property
     def cell_rate(self) -> float:
-        """What a cell may spend on false alarms: half of the matrix's, shared evenly; the other half is e-BH's."""
-        return float(self.plan.get("false_fail_rate", Plan.false_fail_rate)) / 2 / self.num_cells
+        """What a cell may spend on false alarms: half of the matrix's, shared evenly."""
+        return self._half / self.num_cells
+
+    @property
+    def named_rate(self) -> float:
+        """What e-BH may spend on them: the other half, unless the file says otherwise."""
+        return self._half if self.false_discovery_rate is None else self.false_discovery_rate
 
 
 def read_matrix(path: str | Path) -> Matrix:
@@ -73,13 +82,41 @@ def read_matrix(path: str | Path) -> Matrix:
                 f"{source} sets plan.{key}, which varies over the cells; set {'parameters' if key == 'params' else key}"
             )
             raise PlanError(msg)
-    if not 0 < matrix.false_discovery_rate < 1:
+    rate = matrix.plan.get("false_fail_rate", Plan.false_fail_rate)
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
+        msg = f"{source} sets plan.false_fail_rate to {rate!r:.60}; it must lie between 0 and 1"
+        raise PlanError(msg)
+    if matrix.false_discovery_rate is not None and not 0 < matrix.false_discovery_rate < 1:
         msg = f"{source} sets false_discovery_rate to {matrix.false_discovery_rate}; it must lie between 0 and 1"
         raise PlanError(msg)
     if not 0 < matrix.num_cells <= _MOST_CELLS:
         msg = f"{source} has {matrix.num_cells:,} cells; give at least one of each, and at most {_MOST_CELLS:,} cells"
         raise PlanError(msg)
+    _require_different(matrix, source)
     return matrix
+
+
+def _require_different(matrix: Matrix, source: str) -> None:
+    """Raise `PlanError` for a cell that is there twice: it would be certified twice, and count twice."""
+    settings = [json.dumps(each, sort_keys=True) for each in matrix.parameters.values()]
+    listed: dict[str, Sequence[object]] = {
+        "targets": [_place(each) for each in matrix.targets],
+        "drafts": [_place(each) for each in matrix.drafts],
+        "num_speculative_tokens": matrix.num_speculative_tokens,
+        "parameters": settings,
+    }
+    for key, values in listed.items():
+        twice = next((place for place, value in enumerate(values) if value in values[:place]), None)
+        if twice is not None:
+            shown = [*matrix.parameters][twice] if key == "parameters" else getattr(matrix, key)[twice]
+            msg = f"{source} has the same of {key} twice ({shown!r:.200}); leave one out"
+            raise PlanError(msg)
+
+
+def _place(source: str) -> str:
+    """A folder by its real name; a hub name as it is."""
+    folder = Path(source).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else source
 
 
 def cells_of(matrix: Matrix) -> Iterator[Cell]:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["gate"]
 
 CertificateFile = Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="certificate.json, as certify wrote it.")]
-PolicyFile = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE.toml", help="What is wanted beyond PASS; see `specverify init`."),
-]
 
 
 def gate(
@@ -33,7 +29,7 @@ def gate(
     draft: options.Draft = None,
     *,
     pair: options.PairName = None,
-    policy: PolicyFile = None,
+    policy: options.PolicyFile = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:

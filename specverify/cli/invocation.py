@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from specverify.errors import PlanError, UsageError
 from specverify.pairs import embedded
 from specverify.plan import BUDGETS, Plan
+from specverify.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +58,8 @@ class Invocation:
     trust_remote_code: bool = False
     prompts: Path | None = None
     plan_file: Path | None = None
+    policy: Path | None = None
+    """What the gate will want: the plan asks for at least that much."""
     budget: str | None = None
     only: tuple[str, ...] = ()
     seed: int | None = None
@@ -102,6 +105,7 @@ class Invocation:
 
         budget = require_known("budget", self.budget or "standard", BUDGETS)
         plan = dataclasses.replace(Plan(budget=budget), **BUDGETS[budget])  # type: ignore[arg-type]  # the table holds ints and floats
+        plan = self._asked_by_policy(plan)
         if self.plan_file is not None:
             plan = read_plan(self.plan_file, plan)
             if self.budget and plan.budget != self.budget:
@@ -111,7 +115,30 @@ class Invocation:
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.only:
             options["only"] = self.only
-        return check_plan(dataclasses.replace(plan, **options), source="the command")
+        return self._at_least_policy(check_plan(dataclasses.replace(plan, **options), source="the command"))
+
+    def _asked_by_policy(self, plan: Plan) -> Plan:
+        if self.policy is None:
+            return plan
+        from specverify.policy_plan import asked_by
+
+        return asked_by(plan, self.wanted())
+
+    def _at_least_policy(self, plan: Plan) -> Plan:
+        """Nowhere laxer than the policy, with the tokens that this takes."""
+        if self.policy is None:
+            return plan
+        from specverify.codec import check_plan
+        from specverify.policy_plan import at_least, with_enough_tokens
+
+        source = f"the policy {self.policy}"
+        return check_plan(with_enough_tokens(check_plan(at_least(plan, self.wanted()), source=source)), source=source)
+
+    def wanted(self) -> Policy:
+        """The policy, which wants nothing where none was named. Raises `PolicyError`."""
+        from specverify.policy_file import read_policy
+
+        return Policy() if self.policy is None else read_policy(self.policy)
 
     def folder(self, sources: Sources, plan: Plan) -> Path:
         """Where the certificate goes: neither a planted fault nor a part of the checks overwrites a whole certificate."""

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specverify.cli.exits import EXIT_CODES, crash_kept_in
+from specverify.cli.exits import EXIT_CODES, crash_kept_in, say
 from specverify.errors import UsageError
+from specverify.records import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from specverify.cli.invocation import Invocation
     from specverify.matrix import Cell, MatrixRow
     from specverify.matrix_file import Matrix
-    from specverify.plan import Plan
-    from specverify.records import Certificate
 
 __all__ = ["certify_matrix"]
 
 _VARIED = ("target", "draft", "pair", "plan_file", "num_speculative_tokens", "prompts", "fault")
 """What the matrix sets itself, or what has no place in it."""
+_PLAN = "plan.toml"
+"""The file's name in a cell's folder."""
 
 
 def certify_matrix(
@@ -32,9 +35,11 @@ def certify_matrix(
 ) -> int:
     """Certify every cell into a folder of its own, write and print the table; the exit code of the worst cell.
 
-    An interrupted matrix resumes: finished cells are taken over from their checkpoints.
+    What any cell can be refused for is refused before the first is certified. An interrupted matrix resumes: finished cells
+    are taken over from their checkpoints.
     """
-    from specverify.matrix import rows_of, verdict_of
+    from specverify.cli.run import run, unmet_by
+    from specverify.matrix import rows_of
     from specverify.matrix_file import cells_of, read_matrix
 
     for name in _VARIED:
@@ -44,64 +49,111 @@ def certify_matrix(
     matrix = read_matrix(file)
     out = given.out if given.out is not None else Path("specverify-out") / file.stem
     cells = list(cells_of(matrix))
+    tell = _nobody if quiet else say
     with crash_kept_in(out):
-        certificates = [
-            _cell(matrix, cell, given, out / cell.name, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)
-            for cell in cells
-        ]
-        rows = rows_of(cells, certificates, matrix.false_discovery_rate)
-        _write(out, rows, matrix.false_discovery_rate)
+        try:
+            invocations = [_invocation(matrix, cell, given, out / cell.name) for cell in cells]
+            _require_possible(cells, invocations, tell)
+        except UsageError:
+            _take_back(out, cells)
+            raise
+        certificates = []
+        for cell, each in zip(cells, invocations, strict=True):
+            tell(f"cell {cell.name}")
+            with _named(cell):
+                certificates.append(
+                    run(
+                        each, each.sources(), each.plan(), out / cell.name, cluster=cluster, resume=resume, quiet=quiet,
+                        as_json=as_json, keep_checkpoint=True,
+                    )
+                )  # fmt: skip
+        unmet = [tuple(unmet_by(certificate, given)) for certificate in certificates]
+        rows = rows_of(cells, certificates, matrix.named_rate, unmet)
+        _write(out, rows, matrix.named_rate)
     for cell in cells:
         (out / cell.name / "checkpoint.json").unlink(missing_ok=True)
-    _show(rows, matrix.false_discovery_rate, out, quiet=quiet, as_json=as_json)
-    return EXIT_CODES[verdict_of(rows)]
+    _show(rows, matrix.named_rate, out, quiet=quiet, as_json=as_json)
+    return _exit_code(rows, given)
 
 
-def _cell(
-    matrix: Matrix,
-    cell: Cell,
-    given: Invocation,
-    folder: Path,
-    *,
-    cluster: Mapping[str, Any] | None,
-    resume: bool,
-    quiet: bool,
-    as_json: bool,
-) -> Certificate:
-    """A certification as its own command would do it, with its plan beside it."""
-    from specverify.cli.certify import run
-    from specverify.cli.exits import say
+def _exit_code(rows: Sequence[MatrixRow], given: Invocation) -> int:
+    from specverify.matrix import verdict_of
+
+    code = EXIT_CODES[verdict_of(rows)]
+    if given.policy is None or code == EXIT_CODES[Verdict.FAIL]:
+        return code
+    return (code or EXIT_CODES[Verdict.FAIL]) if any(row.unmet for row in rows) else EXIT_CODES[Verdict.PASS]
+
+
+def _invocation(matrix: Matrix, cell: Cell, given: Invocation, folder: Path) -> Invocation:
+    """A certification as its own command would do it, with its plan in the cell's folder."""
     from specverify.codec import write_text_atomically
     from specverify.matrix_file import plan_text
+    from specverify.policy_plan import with_enough_tokens
 
-    plan_file = folder / "plan.toml"
+    plan_file = folder / _PLAN
     write_text_atomically(plan_file, plan_text(matrix, cell))
     prompts = Path(matrix.prompts) if matrix.prompts else None
     invocation = dataclasses.replace(
         given, target=cell.target, draft=cell.draft, plan_file=plan_file, prompts=prompts, out=folder
     )
-    wanted = _wanted_tokens(invocation.plan())
-    if wanted and "lossless_tokens" not in matrix.plan:
-        write_text_atomically(plan_file, plan_text(matrix, cell, lossless_tokens=wanted))
-    if not quiet:
-        say(f"cell {cell.name}")
+    with _named(cell):
+        plan = invocation.plan()
+    enough = with_enough_tokens(plan).lossless_tokens
+    if enough > plan.lossless_tokens and "lossless_tokens" not in matrix.plan:
+        write_text_atomically(plan_file, plan_text(matrix, cell, lossless_tokens=enough))
+    return invocation
+
+
+def _require_possible(cells: Sequence[Cell], invocations: Sequence[Invocation], tell: Callable[[str], None]) -> None:
+    """Refuse now what a cell would be refused for after hours of others: names first, then each pair is loaded once.
+
+    The first cell's pair is not, because it is loaded next.
+    """
+    from specverify.certify import chosen
+    from specverify.cli.setup import make_subject, require_names
+    from specverify.models.loading import require_model
+    from specverify.prompt_file import read_prompts
+
+    for cell, each in zip(cells, invocations, strict=True):
+        with _named(cell):
+            sources, plan = each.sources(), each.plan()
+            chosen(plan)
+            require_names(each, plan)
+            read_prompts(sources.prompts)
+            for model in (sources.target, sources.draft):
+                if model is not None:
+                    require_model(model)
+    known = {(cells[0].target, cells[0].draft)}
+    for cell, each in zip(cells, invocations, strict=True):
+        if (cell.target, cell.draft) not in known:
+            known.add((cell.target, cell.draft))
+            tell(f"checking {cell.target} with {cell.draft}, which comes later")
+            with _named(cell):
+                make_subject(each, each.sources(), each.plan())
+
+
+def _take_back(out: Path, cells: Sequence[Cell]) -> None:
+    """Folders that hold a plan and nothing else were made for a matrix that was refused."""
+    for folder in (out / cell.name for cell in cells):
+        if folder.is_dir() and {each.name for each in folder.iterdir()} <= {_PLAN}:
+            shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # not empty: an earlier run's
+        out.rmdir()
+
+
+@contextmanager
+def _named(cell: Cell) -> Iterator[None]:
+    """A refusal says which cell it is of."""
     try:
-        return run(
-            invocation, invocation.sources(), invocation.plan(), folder, cluster=cluster, resume=resume, quiet=quiet,
-            as_json=as_json, keep_checkpoint=True,
-        )  # fmt: skip
+        yield
     except UsageError as error:
         msg = f"cell {cell.name}: {error}"
         raise type(error)(msg) from error
 
 
-def _wanted_tokens(plan: Plan) -> int:
-    """Tokens of the stream that a share of the matrix's error budget asks for; 0 where the plan has enough."""
-    from specverify.checks.evidence import detectable_shift, tokens_needed
-
-    if detectable_shift(plan.lossless_tokens, plan) <= plan.largest_undetected_shift:
-        return 0
-    return tokens_needed(plan.largest_undetected_shift, plan)
+def _nobody(sentence: str) -> None:
+    del sentence
 
 
 def _write(out: Path, rows: list[MatrixRow], rate: float) -> None:
@@ -121,3 +173,6 @@ def _show(rows: list[MatrixRow], rate: float, out: Path, *, quiet: bool, as_json
         typer.echo(sentence(rows, rate))
     else:
         typer.echo(f"{table(rows)}\n\n{sentence(rows, rate)}\ncertificates: {out}")
+        for row in rows:
+            for reason in row.unmet:
+                typer.echo(f"{row.cell.name}: {reason}")

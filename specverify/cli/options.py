@@ -68,6 +68,10 @@ Prompts = Annotated[
 PlanFile = Annotated[
     Path | None, Option("--plan", metavar="FILE.toml", help="Any field of the plan; the options here go before it.")
 ]
+PolicyFile = Annotated[
+    Path | None,
+    Option("--policy", metavar="FILE.toml", help="What the gate will want beyond PASS; see `specverify init`."),
+]
 Budget = Annotated[str | None, Option(metavar="NAME", help="Samples: quick, standard, deep.  [default: standard]")]
 Only = Annotated[
     list[str] | None, Option("--only", metavar="CHECK", help="Run these checks alone; repeat it, or use commas.")

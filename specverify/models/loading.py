@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DTYPES", "LoadedModel", "Pair", "folder_of", "load_model", "load_pair", "resolve_device", "weight_files"]
+__all__ = [
+    "DTYPES",
+    "LoadedModel",
+    "Pair",
+    "folder_of",
+    "load_model",
+    "load_pair",
+    "require_model",
+    "resolve_device",
+    "weight_files",
+]
 
 DTYPES = {
     "float64": torch.float64,
@@ -145,6 +155,13 @@ def load_model(
         _require_all_weights(info, name)
         module = module if device_map is not None else module.to(place)
         return _assembled(module, tokenizer, name)
+
+
+def require_model(source: str | Path) -> None:
+    """Raise `PairError` for a folder that can't be a model, by its files alone; of a hub name nothing is known yet."""
+    folder = _local_folder(source)
+    if folder is not None:
+        _require_files(folder, allow_pickle=False)
 
 
 def _assembled(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LoadedModel:

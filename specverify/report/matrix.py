@@ -64,6 +64,7 @@ def as_object(rows: Sequence[MatrixRow], false_discovery_rate: float) -> dict[st
                 "num_speculative_tokens": row.cell.num_speculative_tokens, "verdict": row.verdict, "headline": row.headline,
                 "log10_e": _finite(row.log10_e), "discovered": row.discovered,
                 "expected_acceptance": _finite(row.expected_acceptance), "measured_speedup": _finite(row.measured_speedup),
+                "policy": list(row.unmet),
             }
             for row in rows
         ],

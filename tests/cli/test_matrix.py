@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specverify.pairs import embedded
 from specverify.records import Verdict
 from specverify.statement import read_certificate
+from tests.cli.test_bad_input import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,27 @@ def test_an_interrupted_matrix_resumes(run: Run, fakes: Callable[..., FakeChecks
     again = fakes(one=Verdict.PASS, two=Verdict.PASS)
     assert run("certify", "--matrix", file, "--quiet").code == 0
     assert again.asked == ["two", *["one", "two"] * 3]
+
+
+def test_a_bad_cell_is_refused_before_the_first_is_certified(
+    run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path, copied: Callable[[str], Path]
+) -> None:
+    """A folder that isn't there by its name, a draft that doesn't fit by loading it; nothing is left behind."""
+    asked = fakes(one=Verdict.PASS).asked
+    weights = copied("draft") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    larger = embedded().target  # as a draft of the poor pair's draft
+    for target, draft, said in (
+        (PAIR.target, "./nowhere", "'./nowhere' does not exist"),
+        (PAIR.target, weights.parent, "truncated or corrupt"),
+        (embedded("embedded-poor").draft, larger, "larger than the target"),
+    ):
+        (tmp_path / "m.toml").write_text(
+            f"targets = ['{target}']\ndrafts = ['{embedded('embedded-poor').draft}', '{draft}']\n"
+        )
+        refused(run("certify", "--matrix", "m.toml", "--quiet"), said, tmp_path)
+        assert not (tmp_path / "specverify-out").exists() or not list((tmp_path / "specverify-out").rglob("plan.toml"))
+    assert not asked
 
 
 def test_what_the_matrix_sets_is_not_set_again(run: Run, tmp_path: Path) -> None:

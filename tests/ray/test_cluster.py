@@ -31,7 +31,7 @@ PLAN = plan_of(
 
 @pytest.fixture(autouse=True)
 def _workers_import_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # `tox -e ray` has Ray itself in it
 
 
 @pytest.fixture(scope="module")

@@ -133,9 +133,9 @@ def test_every_changed_added_and_missing_file_is_named() -> None:
     ("policy", "said"),
     [
         (Policy(maximum_age_days=1), "2.0 days ago"),
-        (Policy(versions={"transformers": ">=6"}), "transformers 5.24.0"),
-        (Policy(versions={"torch": "<2.12"}), "torch 2.13.0+cpu"),
-        (Policy(devices=("cuda",)), "made on cpu"),
+        (Policy(versions={"transformers": ">=6"}), "transformers is 5.24.0"),
+        (Policy(versions={"torch": "<2.12"}), "torch is 2.13.0+cpu"),
+        (Policy(devices=("cuda",)), "the device is cpu"),
         (Policy(dtypes=("bfloat16",)), "float32"),
         (Policy(engines=("vllm",)), "engine"),
         (Policy(minimum_acceptance=0.69), "expected_acceptance_low is 0.68"),

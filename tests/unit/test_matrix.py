@@ -99,7 +99,9 @@ def test_cells_and_e_bh_share_one_error_budget(file: Path) -> None:
         matrix = read_matrix(file)
         cells = list(cells_of(matrix))
         assert f"false_fail_rate = {rate / 2 / 4}" in plan_text(matrix, cells[0])
-        assert matrix.false_discovery_rate == 5e-7
+        assert matrix.named_rate == rate / 2  # e-BH's half follows what the plan sets
+    file.write_text("false_discovery_rate = 0.01\n" + text + given)
+    assert read_matrix(file).named_rate == 0.01
     assert "lossless_tokens = 7398" in plan_text(matrix, cells[0], lossless_tokens=7_398)
 
 
@@ -114,6 +116,12 @@ def test_cells_and_e_bh_share_one_error_budget(file: Path) -> None:
         ("targets = ['t']\ndrafts = ['d']\nparameters.x.temprature = 1", "did you mean 'temperature'"),
         ("targets = ['t']\ndrafts = ['d']\nfalse_discovery_rate = 0.0", "between 0 and 1"),
         ("targets = 't'\ndrafts = ['d']", "targets: "),
+        ("targets = ['t']\ndrafts = ['d', 'd']", r"the same of drafts twice \('d'\)"),
+        ("targets = ['.', './']\ndrafts = ['d']", "the same of targets twice"),
+        ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = [2, 3, 2]", "num_speculative_tokens twice"),
+        ("targets = ['t']\ndrafts = ['d']\n[parameters.a]\ntop_k = 5\n[parameters.b]\ntop_k = 5", "parameters twice"),
+        ("targets = ['t']\ndrafts = ['d']\nplan.false_fail_rate = 'low'", "plan.false_fail_rate to 'low'"),
+        ("targets = ['t']\ndrafts = ['d']\nplan.false_fail_rate = 0", "must lie between 0 and 1"),
         ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = " + str(list(range(1_001))), "1,001 cells"),
     ],
 )
