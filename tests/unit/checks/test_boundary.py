@@ -13,6 +13,7 @@ from specverify.faults import find_fault
 from specverify.plan import Plan
 from specverify.records import CheckResult, Verdict
 from specverify.subject import EncodedPrompt, Subject
+from specverify.verification.rules import RULES
 from tests.unit.checks.hashed import VOCAB_SIZE, concluded, subject
 
 PLAN = Plan(coupled_draws=300)
@@ -93,3 +94,16 @@ def test_the_reference_is_chain_rejection_by_hand():
 
     assert emitted(0.49) == [0, 1]
     assert emitted(0.5) == [1]
+
+
+@pytest.mark.parametrize("name", [name for name, named in RULES.items() if not named.lossless])
+def test_a_rule_that_is_lossy_by_design_is_failed_with_its_bias(name: str):
+    """However few the samples: the bias is exact at the pair's own contexts, and no lossless rule's verdict can be had."""
+    well = healthy()
+    lossy = replace(well, rule=name, decoder=replace(well.decoder, rule=RULES[name].rule))
+    result = concluded(boundary, lossy, PLAN)
+    mean, largest = result.measurements["mean_bias_tv"], result.measurements["largest_bias_tv"]
+    assert result.verdict is Verdict.FAIL
+    assert 0 < mean <= largest <= 1
+    assert result.summary.startswith(f"the rule '{name}' is lossy by design: after one draft")
+    assert f"off by TV {mean:.3f} on average, {largest:.3f} at most" in result.summary
