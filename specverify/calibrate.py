@@ -7,11 +7,10 @@ breaks the small ones, too.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from specverify.certify import Transcripts, chosen, run_check
@@ -22,14 +21,14 @@ from specverify.statistics.interval import Interval, clopper_pearson
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from specverify.plan import Plan
     from specverify.records import CheckResult, StatisticalTest
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["LEVELS", "Calibration", "Promise", "calibrate", "promises"]
+__all__ = ["LEVELS", "Alarms", "Calibration", "Counted", "Promise", "calibrate", "promises"]
 
 LEVELS = (0.1, 0.01)
 """False-alarm rates at which alarms are counted."""
@@ -82,40 +81,84 @@ class Calibration:
         return Verdict.FAIL if self.num_failed else worst(promise.verdict for promise in self.promises)
 
 
-def calibrate(subject: Subject, plan: Plan, *, runs: int, watch: Watch | None = None) -> Calibration:
-    """Run the plan's checks `runs` times on a subject without a fault, each time with a seed of its own."""
+@dataclass(frozen=True, kw_only=True)
+class Alarms:
+    """One test at one rate, so far."""
+
+    check_id: str
+    test: str
+    promised: float
+    num_runs: int
+    num_alarms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a calibration has so far."""
+
+    key: str = ""
+    """Of the measurement; another's counts are never taken over."""
+    num_runs: int = 0
+    num_failed: int = 0
+    alarms: tuple[Alarms, ...] = ()
+
+    def with_run(self, results: Sequence[CheckResult]) -> Counted:
+        """One run more, of these judged results."""
+        return Counted(
+            key=self.key,
+            num_runs=self.num_runs + 1,
+            num_failed=self.num_failed + any(result.verdict is Verdict.FAIL for result in results),
+            alarms=tuple(_counted(results, self.alarms)),
+        )
+
+
+def calibrate(
+    subject: Subject,
+    plan: Plan,
+    *,
+    runs: int,
+    counted: Counted | None = None,
+    keep: Callable[[Counted], None] = lambda _: None,
+    watch: Watch | None = None,
+) -> Calibration:
+    """Run the plan's checks on a subject without a fault, each time with a seed of its own, until `runs` are counted.
+
+    Goes on from what was `counted` before; `keep` gets the counts after each run.
+    """
     watch = Silent() if watch is None else watch
     watch.stage("calibrate", runs)
-    results: list[CheckResult] = []
-    num_failed = 0
-    for number in range(runs):
-        again = dataclasses.replace(plan, seed=derived_seed(plan.seed, "calibrate", str(number)))
+    counted = Counted() if counted is None else counted
+    watch.advance(min(counted.num_runs, runs))
+    for number in range(counted.num_runs, runs):
+        again = replace(plan, seed=derived_seed(plan.seed, "calibrate", str(number)))
         shared = Transcripts(subject)
         results_now = [run_check(check, subject, again, transcripts=shared) for check in chosen(plan)]
         judged, _ = judge(results_now, plan.false_fail_rate)
-        num_failed += any(result.verdict is Verdict.FAIL for result in judged)
-        results += judged
+        counted = counted.with_run(judged)
+        keep(counted)
         watch.advance()
-    return Calibration(num_runs=runs, num_failed=num_failed, promises=tuple(promises(results)))
+    return Calibration(
+        num_runs=counted.num_runs, num_failed=counted.num_failed, promises=tuple(promises(counted.alarms))
+    )
 
 
-def promises(results: Sequence[CheckResult]) -> Iterable[Promise]:
-    """Alarms of each test, counted over all its runs; tests that differ in their prompt alone count together."""
-    met: dict[tuple[str, str], list[StatisticalTest]] = defaultdict(list)
+def promises(alarms: Iterable[Alarms]) -> Iterable[Promise]:
+    """What was counted, with its interval."""
+    for one in alarms:
+        observed = clopper_pearson(one.num_alarms, one.num_runs, confidence=_CONFIDENCE)
+        yield Promise(**asdict(one), observed=observed)
+
+
+def _counted(results: Sequence[CheckResult], before: Sequence[Alarms]) -> Iterable[Alarms]:
+    """Alarms of each test, added to those `before`; tests that differ in their prompt alone count together."""
+    met = {(one.check_id, one.test, one.promised): one for one in before}
     for result in results:
-        for test in result.tests:
-            met[result.id, _family(test)].append(test)
-    for (check_id, family), tests in met.items():
-        for level in LEVELS:
-            alarms = sum(_alarms(test, level) for test in tests)
-            yield Promise(
-                check_id=check_id,
-                test=family,
-                promised=level,
-                num_runs=len(tests),
-                num_alarms=alarms,
-                observed=clopper_pearson(alarms, len(tests), confidence=_CONFIDENCE),
-            )
+        for test, level in product(result.tests, LEVELS):
+            its = result.id, _family(test), level
+            so_far = met.get(its) or Alarms(check_id=its[0], test=its[1], promised=level, num_runs=0, num_alarms=0)
+            alarm = _alarms(test, level)
+            met[its] = replace(so_far, num_runs=so_far.num_runs + 1, num_alarms=so_far.num_alarms + alarm)
+    return met.values()
 
 
 def _family(test: StatisticalTest) -> str:

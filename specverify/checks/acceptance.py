@@ -18,13 +18,13 @@ import numpy as np
 from specverify.checks.acceptance_plots import by_domain, domain_plot, per_step_plot, place_plot, position_plot
 from specverify.checks.check import Check, reproduce
 from specverify.checks.counters import impossible_counters
+from specverify.checks.evidence import detectable_growth
 from specverify.checks.lossless import enough, lossless_rounds
 from specverify.drafting import ScriptedDrafts
 from specverify.records import CheckResult, Finding, StatisticalTest, Verdict, count, worst
 from specverify.statistics.acceptance import tokens_per_step
-from specverify.statistics.budget import MOST_E_PROCESSES
 from specverify.statistics.interval import Interval, cluster_interval, paired_ratio_interval
-from specverify.statistics.sequential import bernoulli_bets, smallest_detectable_kl
+from specverify.statistics.sequential import bernoulli_bets
 from specverify.verification.chain import greedy, sample_and_match
 from specverify.verification.rules import Drafts
 
@@ -274,8 +274,7 @@ def smallest_detectable_shift(probs: NDArray[np.float64], plan: Plan) -> float:
     σ² is the mean p (1 - p), of the shifted probabilities where that is more. The bet shares the error budget with the
     run's other e-processes, and its side with the other tilts.
     """
-    rate = plan.false_fail_rate / 2 / MOST_E_PROCESSES / _NUM_TILTS
-    nats = smallest_detectable_kl(len(probs), false_fail_rate=rate, false_pass_rate=plan.false_pass_rate)
+    nats = detectable_growth(len(probs), _NUM_TILTS, plan)
     shift = math.sqrt(2 * nats * float((probs * (1 - probs)).mean()))
     shifted = [np.clip(probs + move, 0, 1) for move in (-shift, 0.0, shift)]
     return min(1.0, math.sqrt(2 * nats * max(float((each * (1 - each)).mean()) for each in shifted)))

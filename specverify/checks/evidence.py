@@ -12,9 +12,16 @@ import numpy as np
 from specverify.checks.noise import measured_noise
 from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.stages import Role
-from specverify.statistics.budget import most_p_values
+from specverify.statistics.budget import MOST_E_PROCESSES, most_p_values
 from specverify.statistics.interval import mixture_share_bound
-from specverify.statistics.sequential import EProcess, bernoulli_bets, histogram_bets, likelihood_ratio_bets, mix
+from specverify.statistics.sequential import (
+    EProcess,
+    bernoulli_bets,
+    histogram_bets,
+    likelihood_ratio_bets,
+    mix,
+    smallest_detectable_kl,
+)
 from specverify.statistics.uniformity import (
     chi_square_uniform,
     kolmogorov_distance_bound,
@@ -35,6 +42,7 @@ __all__ = [
     "ORDERS",
     "STAGES",
     "Support",
+    "detectable_growth",
     "detectable_shift",
     "e_process",
     "e_process_test",
@@ -204,7 +212,7 @@ def _spread_out(path: Float[np.ndarray, " some"], concerned: Bool[np.ndarray, " 
     return spread
 
 
-def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
+def e_process_test(scored: ScoredTraces, plan: Plan, *, name: str) -> StatisticalTest:
     """The e-process as a test; its name says which fault the evidence is for, if there is much (Note [Naming])."""
     process = e_process(scored)
     suspected = f", likeliest: {process.likeliest}" if process.log10_e >= 3 else ""
@@ -217,7 +225,19 @@ def e_process_test(scored: ScoredTraces, *, name: str) -> StatisticalTest:
         allowed=float("nan"),
         failed=False,
         num_samples=len(scored),
+        smallest_detectable=detectable_growth(len(scored), 3 * len(process.components), plan),  # each at three η
+        effect_unit="nats a token",
     )
+
+
+def detectable_growth(num_observations: int, num_bets: int, plan: Plan) -> float:
+    """By how many nats an observation the right one of so many bets must grow to be reliably seen.
+
+    It shares its capital with the other bets, and the error budget with the run's other e-processes. Where the law of the
+    fault is bet on, that is the mean Kullback-Leibler divergence, which is at least twice the mean squared TV distance.
+    """
+    rate = plan.false_fail_rate / 2 / MOST_E_PROCESSES / num_bets
+    return smallest_detectable_kl(num_observations, false_fail_rate=rate, false_pass_rate=plan.false_pass_rate)
 
 
 def least_level(plan: Plan) -> float:

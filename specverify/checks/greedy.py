@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
+from specverify.checks.evidence import least_level
 from specverify.checks.noise import Noise, measured_noise
 from specverify.checks.self_speculation import self_speculation
 from specverify.records import (
@@ -20,7 +21,7 @@ from specverify.records import (
     StatisticalTest,
     Verdict,
 )
-from specverify.statistics.poisson_binomial import poisson_binomial_tail
+from specverify.statistics.poisson_binomial import poisson_binomial_tail, smallest_detectable_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,7 +75,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         verdict=verdict,
         summary=summary,
         findings=findings + _tolerated(on, flips & ~beyond) + _ties(on),
-        tests=_noise_tests(on, flips, noise) if len(on) else (),
+        tests=_noise_tests(plan, on, flips, noise) if len(on) else (),
         measurements={
             "num_flips": int(flips.sum()),
             "num_tolerated_flips": int((flips & ~beyond).sum()),
@@ -147,7 +148,7 @@ def _ties(on: ScoredTraces) -> tuple[Finding, ...]:
     return (Finding(text=text, severity=Verdict.PASS),)
 
 
-def _noise_tests(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> tuple[StatisticalTest, ...]:
+def _noise_tests(plan: Plan, on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> tuple[StatisticalTest, ...]:
     """Flips against what the noise predicts: each margin m flips with probability Phi(-m/s), ties with one half.
 
     And tokens more than 6s below the first choice, each of which has probability Phi(-6) at most.
@@ -158,23 +159,23 @@ def _noise_tests(on: ScoredTraces, flips: NDArray[np.bool_], noise: Noise) -> tu
     suspicious = int((on["gap"] > noise.suspicious_gap).sum())
     observed = int(flips.sum())
     outcomes = {
-        "flips against the measured noise": (observed, poisson_binomial_tail(flipping, observed)),
-        "tokens more than 6s below the first choice": (
-            suspicious,
-            poisson_binomial_tail(np.full(len(on), stats.norm.sf(6.0)), suspicious),
-        ),
+        "flips against the measured noise": (observed, flipping),
+        "tokens more than 6s below the first choice": (suspicious, np.full(len(on), stats.norm.sf(6.0))),
     }
     return tuple(
         StatisticalTest(
             name=name,
             statistic=statistic,
-            p_value=p_value,
+            p_value=poisson_binomial_tail(probs, statistic),
             allowed=float("nan"),
             failed=False,
             num_samples=len(on),
-            effect_unit="flips",
+            smallest_detectable=smallest_detectable_share(
+                probs, false_fail_rate=least_level(plan), false_pass_rate=plan.false_pass_rate
+            ),
+            effect_unit="of the tokens",
         )
-        for name, (statistic, p_value) in outcomes.items()
+        for name, (statistic, probs) in outcomes.items()
     )
 
 

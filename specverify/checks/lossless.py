@@ -156,7 +156,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     stream, watched = _stream(found.inside, plan), _watched(found.inside, plan)
     drafted = sum(step.num_draft_tokens for trace in stream.traces for step in trace.steps)
     tests = (
-        *((e_process_test(watched, name="stream"),) if len(watched) else ()),
+        *((e_process_test(watched, plan, name="stream"),) if len(watched) else ()),
         *(pit_tests(stream, plan, name="stream") if len(stream) else ()),
         *serial_test(stream, plan, name="stream"),
         *_first_token_tests(subject, plan, scored),

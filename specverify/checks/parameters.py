@@ -98,7 +98,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         findings += [replace(finding, text=f"{name}: {finding.text}") for finding in cell.findings]
         unsettled = unsettled if cell.settled else f"{findings[-1].text}: too many to say that the support holds"
         if len(cell.inside):
-            tests.append(e_process_test(cell.inside, name=name))
+            tests.append(e_process_test(cell.inside, plan, name=name))
     all_inside = scored.where(scored["edge"] == 0)
     pooled = pit_tests(all_inside, plan, name="all settings", chi_square=False) if len(all_inside) else ()
     thinnest = min(counts, key=counts.__getitem__, default="")

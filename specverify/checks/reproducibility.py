@@ -238,7 +238,8 @@ def _seeds_test(pairs: list[tuple[DecodeTrace, DecodeTrace, int]], scored: Score
         allowed=float("nan"),
         failed=False,
         num_samples=len(pairs),
-        effect_unit="pairs of seeds",
+        smallest_detectable=1.0,
+        effect_unit="pair that agrees, if its text is unlikely enough",
     )
 
 

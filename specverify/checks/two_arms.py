@@ -23,9 +23,9 @@ from specverify.engines import Capability
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
 from specverify.stages import STAGE_FAULTS
-from specverify.statistics.budget import e_threshold
+from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 from specverify.statistics.sequential import mix
-from specverify.statistics.two_sample import sign_bets
+from specverify.statistics.two_sample import sign_bets, smallest_detectable_signs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,6 +45,7 @@ _COLDER = 0.7
 """What the temperature of the lossy arm is multiplied by."""
 _BET_SHARE = 0.3
 """A text's score for a fault is Σ log(1 + 0.3 (r/p - 1)): what a bet on the fault would have won with it."""
+_EFFECT = "mean difference of a score, in its own root mean square"
 _DOUBT = 3.0
 """log10 of the e-value from which the OFF arms are called different."""
 _CONTROL = 3.0
@@ -149,6 +150,11 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     control = compare_arms(off, again)
     lossy = compare_arms(_lossy_arm(subject, plan, scored), off)
     verdict, summary = _verdict(on, compared, control, lossy)
+    detectable = smallest_detectable_signs(
+        len(compared.path),
+        false_fail_rate=plan.false_fail_rate / 2 / MOST_E_PROCESSES / len(compared.components),
+        false_pass_rate=plan.false_pass_rate,
+    )
     return replace(
         result,
         verdict=verdict,
@@ -162,7 +168,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
                 allowed=math.nan,
                 failed=False,
                 num_samples=len(compared.path),
-                effect_unit="pairs of texts",
+                smallest_detectable=detectable,
+                effect_unit=_EFFECT,
             ),
         )
         if verdict is Verdict.PASS or control.log10_max < _DOUBT
@@ -177,6 +184,8 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         },
         num_samples=len(compared.path),
         sample_unit="pairs of texts",
+        smallest_detectable=detectable,
+        effect_unit=_EFFECT,
         advice=_ADVICE if verdict is not Verdict.PASS else "",
         plots=(_plot(compared, control, lossy, plan),),
     )

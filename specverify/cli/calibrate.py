@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["calibrate"]
 
 Runs = Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Runs without a fault.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Counts after each run, as JSON; the same command goes on from there."),
+]
 Tokens = Annotated[int, typer.Option("--tokens", metavar="N", min=100, help="Tokens of the sampled stream in each.")]
 
 _CHECKS = ("lossless", "acceptance")
@@ -36,17 +41,21 @@ def calibrate(
     device: options.Device = None,
     dtype: options.Dtype = None,
     seed: options.Seed = None,
+    out: Out = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Count false alarms over many runs without a fault, and hold them against what each test promises.
 
-    Each run decodes and scores --tokens tokens; a hundred take some minutes on the embedded pair.
+    Each run decodes and scores --tokens tokens; a hundred take some minutes on the embedded pair. With --out more --runs may be
+    asked for later.
     """
     from rich.console import Console
 
+    from specverify.calibrate import Counted
     from specverify.calibrate import calibrate as calibrated
     from specverify.certify import chosen
+    from specverify.cli.kept import measurement_key, read_kept, write_kept
     from specverify.cli.progress import watching
     from specverify.cli.setup import make_subject
 
@@ -64,9 +73,13 @@ def calibrate(
         batch_size=64,
     )
     chosen(plan)
+    subject = make_subject(invocation, sources, plan)
+    counted = read_kept(out, Counted(key=measurement_key(subject, plan)))
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
-        calibration = calibrated(make_subject(invocation, sources, plan), plan, runs=runs, watch=watch)
+        calibration = calibrated(
+            subject, plan, runs=runs, counted=counted, keep=lambda now: write_kept(out, now), watch=watch
+        )
     finally:
         watch.close()
     _show(calibration, as_json=as_json, quiet=quiet)

@@ -149,7 +149,7 @@ def law_tests(
     wrong = tuple(
         replace(each, text=f"{name}: {each.text}") for each in found.findings if each.severity is Verdict.FAIL
     )
-    return wrong, (e_process_test(found.inside, name=name),) if len(found.inside) else ()
+    return wrong, (e_process_test(found.inside, asking.plan, name=name),) if len(found.inside) else ()
 
 
 def drafted(traces: Iterable[DecodeTrace]) -> int:

@@ -14,19 +14,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import special
 
 from specverify.errors import InternalError
+from specverify.statistics.design import require_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Bool, Float, Shaped
 
-__all__ = ["MMD", "bigram_gram", "hamming_gram", "mmd", "sign_bets"]
+__all__ = [
+    "MMD",
+    "bigram_gram",
+    "hamming_gram",
+    "mmd",
+    "samples_needed_signs",
+    "sign_bets",
+    "smallest_detectable_signs",
+]
 
 _TILTS = (0.1, 0.3, 1.0, 3.0)
 """Bets in units of the differences' own spread."""
 _LN10 = math.log(10)
+_MOST_PAIRS = 1e15
 
 
 def sign_bets(differences: Float[np.ndarray, " pairs"]) -> Float[np.ndarray, " pairs"]:
@@ -49,6 +60,39 @@ def sign_bets(differences: Float[np.ndarray, " pairs"]) -> Float[np.ndarray, " p
         paths.append(np.cumsum(x - np.logaddexp(x, -x) + math.log(2)))
     total: Float[np.ndarray, " pairs"] = np.logaddexp.reduce(paths) - math.log(len(paths))
     return total / _LN10
+
+
+def samples_needed_signs(effect: float, *, false_fail_rate: float, false_pass_rate: float) -> int:
+    """Pairs until `sign_bets` reliably reach 1/rate, where differences of root mean square 1 have the mean `effect`.
+
+    Reckoned for normal differences: a bet's log has then a mean and a spread for each tilt, and the best tilt is counted.
+    """
+    require_rate(false_fail_rate, false_pass_rate)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    x = np.multiply.outer(_TILTS, effect + math.sqrt(max(0.0, 1 - effect**2)) * nodes)
+    won = x - np.logaddexp(x, -x) + math.log(2)
+    mean = won @ weights / weights.sum()
+    spread = np.sqrt(np.maximum(won**2 @ weights / weights.sum() - mean**2, 0))
+    wanted = math.log(2 * len(_TILTS)) - math.log(false_fail_rate)
+    z = float(special.ndtri(1 - false_pass_rate)) * spread
+    with np.errstate(divide="ignore"):
+        root = np.where(mean > 0, (z + np.sqrt(z**2 + 4 * mean.clip(0) * wanted)) / (2 * mean.clip(0)), np.inf)
+    return max(1, math.ceil(min(float(root.min()) ** 2, _MOST_PAIRS)))
+
+
+def smallest_detectable_signs(num_pairs: int, *, false_fail_rate: float, false_pass_rate: float) -> float:
+    """The mean difference, in units of its root mean square, that so many pairs reliably show; infinite where none would."""
+    low, high = 0.0, 1.0
+
+    def needed(effect: float) -> int:
+        return samples_needed_signs(effect, false_fail_rate=false_fail_rate, false_pass_rate=false_pass_rate)
+
+    if needed(high) > num_pairs:
+        return math.inf
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if needed(middle) <= num_pairs else (middle, high)
+    return high
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,10 @@ def test_fault_is_caught(fault):
 
 
 def test_healthy_decoder_is_not_failed():
-    """What catches faults lets the healthy decoder pass with the same plan."""
+    """What catches faults lets the healthy decoder pass with the same plan, and every test says what it would have seen."""
     for result in measured(None, CORRECTNESS):
         assert result.verdict is not Verdict.FAIL, f"{result.id}: {result.summary}"
+        assert not [test.name for test in result.tests if test.smallest_detectable is None], result.id
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specverify.calibrate import Calibration, calibrate, promises
+from specverify.calibrate import Calibration, Counted, calibrate
+from specverify.calibrate import promises as promised
+from specverify.codec import dump, load_as
 from specverify.plan import Plan
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from tests.unit.checks.hashed import subject
@@ -22,6 +24,14 @@ def results(p_values: np.ndarray, name: str = "stream KS") -> list[CheckResult]:
         for p in p_values
     )
     return [replace(bare, tests=(test,)) for test in tests]
+
+
+def promises(runs: list[CheckResult]):
+    """Of one result a run."""
+    counted = Counted()
+    for run in runs:
+        counted = counted.with_run([run])
+    return promised(counted.alarms)
 
 
 def verdicts(p_values: np.ndarray) -> dict[float, Verdict]:
@@ -73,3 +83,15 @@ def test_every_run_has_a_seed_of_its_own():
     calibration = calibrate(subject(), plan, runs=5)
     assert calibration.num_failed == 0
     assert {promise.num_runs for promise in calibration.promises} == {5, 20}
+
+
+def test_a_calibration_goes_on_where_it_was():
+    """Two runs, written and read again, then three more, count as five at once; nothing is run when all are there."""
+    plan = Plan(lossless_tokens=150, first_token_samples=20, max_new_tokens=8, batch_size=32, only=("lossless",))
+    kept: list[Counted] = []
+    whole = calibrate(subject(), plan, runs=5, keep=kept.append)
+    again = load_as(Counted, dump(kept[1]))
+    assert (again.num_runs, len(kept)) == (2, 5)
+    assert calibrate(subject(), plan, runs=5, counted=again) == whole
+    assert calibrate(subject(), plan, runs=5, counted=kept[-1], keep=kept.append) == whole
+    assert len(kept) == 5

@@ -27,7 +27,7 @@ def tokens(gap: np.ndarray, margin: np.ndarray) -> ScoredTraces:
 
 def p_values(gap: np.ndarray, margin: np.ndarray) -> list[float]:
     """Of the flips, and of those beyond 6s."""
-    return [test.p_value for test in _noise_tests(tokens(gap, margin), gap > 0, NOISE)]
+    return [test.p_value for test in _noise_tests(SMALL_PLAN, tokens(gap, margin), gap > 0, NOISE)]
 
 
 def test_healthy_decoder_passes_and_accepts_its_own_drafts():

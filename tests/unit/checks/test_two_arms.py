@@ -129,3 +129,12 @@ def test_texts_are_paired_by_prompt_and_sample():
     assert len(compare_arms(on, off).path) == len(on.traces)
     assert len(compare_arms(on, fewer).path) == len(on.traces) - 3
     assert np.isfinite(compare_arms(on, off).path).all()
+
+
+def test_more_pairs_show_less():
+    """Of the mean difference in units of its spread, in the test as in the result."""
+    few, many = (run_check(two_arms, HEALTHY, replace(PLAN, two_arms_tokens=tokens)) for tokens in (1_300, 5_200))
+    for result in (few, many):
+        assert result.tests[0].smallest_detectable == result.smallest_detectable
+        assert "root mean square" in result.effect_unit
+    assert few.smallest_detectable > 1.5 * many.smallest_detectable
