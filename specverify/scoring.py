@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from specverify.records import DecodeRequest, DecodeTrace, SamplingParams
     from specverify.spill import Spill
 
-__all__ = ["ScoredTraces", "score", "score_chunk"]
+__all__ = ["ScoredTraces", "columns_of", "places_of", "score", "score_chunk"]
 
 _ELEMENTS_AT_ONCE = 8_000_000
 """Logits held at a time by each worker (64 MB in float64)."""
@@ -189,14 +189,14 @@ def score_chunk(
     """Columns and, where anything is sampled, fault ratios and stages of a chunk, a few rows at a time."""
     p, raw = _laws(target, chunk, target.vocab_size)
     q = _laws(draft, chunk, target.vocab_size)[0] if draft is not None else None
-    where = _where(chunk)
+    where = places_of(chunk)
     parts = []
     for start in range(0, len(p), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         laws = p[rows], q[rows] if q is not None else None
         here = {name: values[rows] for name, values in where.items()}
         ratios = fault_ratios(*laws, here["token"].to(p.device)) if sampled else {}
-        columns = _columns(*laws, raw[rows], here)
+        columns = columns_of(*laws, raw[rows], here)
         columns["edge"] = _distance_to_support(columns["prob"], raw[rows], here, chunk)
         if stages and q is not None and sampled:
             there = {name: values.to(p.device) for name, values in here.items()}
@@ -289,7 +289,7 @@ def _inside(raw: Float[Tensor, " vocab"], trace: DecodeTrace, position: int, tok
     return bool(law[0, 0, token] > 0)
 
 
-def _where(traces: Sequence[DecodeTrace]) -> dict[str, Tensor]:
+def places_of(traces: Sequence[DecodeTrace]) -> dict[str, Tensor]:
     """What and where every emitted token is, how it came to be, and its jitter; a column each."""
     entries = [
         (row, token, position, trace.request.seed, trace.sample, drafted, role)
@@ -301,7 +301,7 @@ def _where(traces: Sequence[DecodeTrace]) -> dict[str, Tensor]:
     return {"row": row, "token": token, "position": position, "drafted": drafted, "role": role, "jitter": jitter}
 
 
-def _columns(
+def columns_of(
     p: Float[Tensor, "n vocab"],
     q: Float[Tensor, "n vocab"] | None,
     raw: Float[Tensor, "n vocab"],

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from specverify.records import DecodeCounters, DecodeRequest, DecodeTrace, FinishReason
 
-__all__ = ["ALL_PARAMETERS", "Capability", "Engine", "EngineFactory", "EngineSettings", "Metered", "Telling", "Told"]
+__all__ = [
+    "ALL_PARAMETERS",
+    "Capability",
+    "Engine",
+    "EngineFactory",
+    "EngineSettings",
+    "Metered",
+    "Rescoring",
+    "Telling",
+    "Told",
+]
 
 
 class Capability(StrEnum):
@@ -39,6 +49,8 @@ class Capability(StrEnum):
     """It is `Telling`, and streams."""
     SCHEMA = "schema"
     """It is `Telling`, and holds a text to a JSON schema."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """It is `Rescoring`."""
 
 
 ALL_PARAMETERS = frozenset(
@@ -94,6 +106,17 @@ class Telling(Protocol):
 
     def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
         """The first sample of a request, streamed or whole; `schema` is a JSON schema that its text obeys."""
+        ...
+
+
+class Rescoring(Protocol):
+    """An engine with `Capability.PROMPT_LOGPROBS`."""
+
+    def prompt_logprobs(self, traces: Sequence[DecodeTrace], *, top: int) -> Iterator[list[dict[int, float]]]:
+        """Of each trace, for each of its tokens, its raw log-probability and those of the `top` likeliest ids there.
+
+        Computed without speculation, from the text as it stands.
+        """
         ...
 
 

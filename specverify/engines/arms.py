@@ -13,7 +13,7 @@ from specverify.errors import PlanError, RequestRefused, SpecverifyError, Subjec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from specverify.engines import Engine, Metered, Telling, Told
+    from specverify.engines import Engine, Metered, Rescoring, Telling, Told
     from specverify.records import DecodeCounters, DecodeRequest, DecodeTrace
 
 __all__ = ["Guarded", "TargetOnly", "TwoArms"]
@@ -61,6 +61,12 @@ class Guarded:
         telling: Telling = self.inner  # type: ignore[assignment]  # its capability says so
         with self._breaking_as_findings([request]):
             return telling.tell(request, stream=stream, schema=schema)
+
+    def prompt_logprobs(self, traces: Sequence[DecodeTrace], *, top: int) -> Iterator[list[dict[int, float]]]:
+        """Its laws of texts, where it tells them."""
+        rescoring: Rescoring = self.inner  # type: ignore[assignment]  # its capability says so
+        with self._breaking_as_findings([trace.request for trace in traces]):
+            return iter(list(rescoring.prompt_logprobs(traces, top=top)))
 
     @contextlib.contextmanager
     def _breaking_as_findings(self, requests: Sequence[DecodeRequest]) -> Iterator[None]:

@@ -65,6 +65,10 @@ class Dialect:
     """Of one call."""
     takes_ids: bool = True
     needs_model: bool = False
+    rescored: Callable[[Ask, Sequence[int], int], dict[str, Any]] | None = None
+    """The body that asks for the log-probabilities of some ids after a prompt, and of so many likeliest beside each."""
+    laws: Callable[[Any, int], list[dict[int, float]]] | None = None
+    """What its answer says of each id from a position on."""
 
 
 def part(answer: Any, *path: str | int) -> Any:  # noqa: ANN401 - JSON of somebody else
@@ -157,6 +161,23 @@ def _vllm_answers(ask: Ask, body: Any) -> list[Answer]:  # noqa: ANN401 - as abo
             finish = FinishReason.EOS  # its own EOS needs no reason
         answers.append(Answer(ids, finish, _logprobs((choice.get("logprobs") or {}).get("token_logprobs"))))
     return answers
+
+
+def _vllm_rescored(ask: Ask, ids: Sequence[int], top: int) -> dict[str, Any]:
+    prompt = [*ask.request.prompt_ids, *ids]
+    return {
+        "model": ask.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top,
+        "add_special_tokens": False,
+    }  # fmt: skip
+
+
+def _vllm_laws(body: Any, start: int) -> list[dict[int, float]]:  # noqa: ANN401 - as above
+    told = part(body, "choices", 0, "prompt_logprobs")
+    try:
+        return [{int(token): float(each["logprob"]) for token, each in law.items()} for law in told[start:]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = "the answer's prompt_logprobs are no log-probabilities by id"
+        raise SubjectError(msg) from error
 
 
 # ----------------------------------------------------------------------------------------------------------- SGLang
@@ -286,9 +307,11 @@ DIALECTS: dict[str, Dialect] = {
         payload=_vllm_payload,
         answers=_vllm_answers,
         parameters=ALL_PARAMETERS - {"no_repeat_ngram_size"},
-        capabilities=_SERVER | {Capability.SEED, Capability.COUNTERS},
+        capabilities=_SERVER | {Capability.SEED, Capability.COUNTERS, Capability.PROMPT_LOGPROBS},
         most_samples=128,
         needs_model=True,
+        rescored=_vllm_rescored,
+        laws=_vllm_laws,
     ),
     "sglang": Dialect(
         name="sglang",

@@ -81,6 +81,10 @@ class FakeEngine:
         answers = [replace(trace, request=row) for row, trace in zip(rows, traces, strict=True)]
         yield from _with_logprobs(self.target, answers)
 
+    def prompt_logprobs(self, traces: Sequence[DecodeTrace], *, top: int) -> Iterator[list[dict[int, float]]]:
+        """Of the target's own law."""
+        return laws_of(self.target, traces, top=top)
+
     def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
         """A piece a step, or a character where a schema is obeyed."""
         if schema:
@@ -92,6 +96,20 @@ class FakeEngine:
         (trace,) = self.decode([replace(request, num_samples=1)])
         lengths = [step.num_emitted_tokens for step in trace.steps] or [1] * len(trace.token_ids)
         return told(request, trace.token_ids, trace.finish, lengths if stream else ())
+
+
+def laws_of(target: RollingModel, traces: Sequence[DecodeTrace], *, top: int) -> Iterator[list[dict[int, float]]]:
+    """What `Rescoring` asks, from a law that is known."""
+    for trace in traces:
+        start = len(trace.request.prompt_ids) - 1
+        rows = target.logits([trace.request.prompt_ids + trace.token_ids])[0].log_softmax(-1)[start:-1]
+        likeliest = rows.topk(min(top, rows.shape[-1]), -1)
+        yield [
+            dict(zip(ids, values, strict=True)) | {token: float(row[token])}
+            for row, ids, values, token in zip(
+                rows, likeliest.indices.tolist(), likeliest.values.tolist(), trace.token_ids, strict=True
+            )
+        ]
 
 
 def told(request: DecodeRequest, ids: Sequence[int], finish: FinishReason, lengths: Sequence[int]) -> Told:

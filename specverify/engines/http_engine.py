@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -148,6 +149,23 @@ class HttpEngine:
             (answer,) = self.dialect.answers(ask, body)
             return Told(text=its.text(body), token_ids=answer.token_ids, finish=answer.finish, pieces=pieces)
 
+    def prompt_logprobs(self, traces: Sequence[DecodeTrace], *, top: int) -> Iterator[list[dict[int, float]]]:
+        """What the server without speculation says of texts, up to `concurrency` of them side by side."""
+        for endpoint in {id(each): each for each in (self._endpoint(_off(trace.request)) for trace in traces)}.values():
+            endpoint.stand()
+        with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
+            yield from pool.map(partial(self._laws_of, top=top), traces)
+
+    def _laws_of(self, trace: DecodeTrace, *, top: int) -> list[dict[int, float]]:
+        ask = next(iter(self._asks(_off(trace.request))))
+        with _named(ask) as what:
+            if self.dialect.rescored is None or self.dialect.laws is None:
+                msg = f"{self.dialect.name} is not known to tell the log-probabilities of a prompt"
+                raise PlanError(msg)
+            payload = self.dialect.rescored(ask, trace.token_ids, top) | dict(self.extra)
+            body = json_of(self._called(self._endpoint(ask.request), "POST", self.dialect.path, payload, what), what)
+            return self.dialect.laws(body, len(trace.request.prompt_ids))
+
     def counters(self) -> DecodeCounters:
         """What the server with speculation tells on `/metrics`."""
         self.on.stand()
@@ -262,6 +280,10 @@ class HttpEngine:
             with attempt:
                 return endpoint.client.request(method, path, json=payload)
         raise AssertionError  # the context has returned or raised
+
+
+def _off(request: DecodeRequest) -> DecodeRequest:
+    return replace(request, speculation=False, num_samples=1)
 
 
 @contextlib.contextmanager

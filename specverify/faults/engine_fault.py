@@ -49,6 +49,10 @@ class Faulty:
         """As this fault answers."""
         yield from self.answer(self, requests)
 
+    def prompt_logprobs(self, traces: Sequence[DecodeTrace], *, top: int) -> Iterator[list[dict[int, float]]]:
+        """The sound one's: it is asked without speculation."""
+        return self.inner.prompt_logprobs(traces, top=top)
+
     def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
         """As this fault tells."""
         return self.say(self, request, stream, schema)
