@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping  # noqa: TC003 - the codec resolves the annotations at run time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 
 SCHEMA_VERSION = 2
 """Version of every JSON file that specverify writes."""
@@ -145,8 +146,8 @@ class DecodeTrace:
 class DecodeCounters:
     """The counters of everyone's dashboards, under the names that vLLM gives them."""
 
-    num_drafts: int
-    """Steps in which at least one token was drafted."""
+    num_drafts: int | None
+    """Steps in which at least one token was drafted; None of an engine that doesn't tell."""
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
@@ -160,6 +161,17 @@ class DecodeCounters:
     def mean_acceptance_length(self) -> float:
         """1 + accepted / drafts: tokens a drafting step emits, the bonus or residual token included."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else float("nan")
+
+    def __add__(self, other: DecodeCounters) -> DecodeCounters:
+        """Of both together."""
+        by_place = zip_longest(self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos, fillvalue=0)
+        known = self.num_drafts is not None and other.num_drafts is not None
+        return DecodeCounters(
+            num_drafts=(self.num_drafts or 0) + (other.num_drafts or 0) if known else None,
+            num_draft_tokens=self.num_draft_tokens + other.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens + other.num_accepted_tokens,
+            num_accepted_tokens_per_pos=tuple(map(sum, by_place)),
+        )
 
 
 def count(traces: Iterable[DecodeTrace]) -> DecodeCounters:

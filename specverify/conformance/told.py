@@ -140,8 +140,9 @@ def counted(asking: Asking) -> DecodeCounters | None:
 def difference(before: DecodeCounters, after: DecodeCounters) -> DecodeCounters:
     """What it counted in between."""
     earlier = (*before.num_accepted_tokens_per_pos, *[0] * len(after.num_accepted_tokens_per_pos))
+    untold = before.num_drafts is None or after.num_drafts is None
     return DecodeCounters(
-        num_drafts=after.num_drafts - before.num_drafts,
+        num_drafts=None if untold else (after.num_drafts or 0) - (before.num_drafts or 0),
         num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
         num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
         num_accepted_tokens_per_pos=tuple(
@@ -171,7 +172,12 @@ def _look_at_counters(asking: Asking) -> Seen:
         summary="nothing was drafted, so nothing was shown"
         if nothing
         else (
-            f"{numbers.num_draft_tokens:,} drafted, {numbers.num_accepted_tokens:,} accepted in {numbers.num_drafts:,} drafts: "
+            f"{numbers.num_draft_tokens:,} drafted, {numbers.num_accepted_tokens:,} accepted"
+            + (
+                f" in {numbers.num_drafts:,} drafts: "
+                if numbers.num_drafts is not None
+                else ", in how many drafts isn't told: "
+            )
             + ("as the steps say" if with_steps else "possible, as far as tokens tell")
         ),
         wrong=tuple(wrong),
@@ -186,7 +192,7 @@ def _look_at_counters(asking: Asking) -> Seen:
 def _unlike_steps(told: DecodeCounters, recounted: DecodeCounters) -> Iterator[Finding]:
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
         said, is_ = getattr(told, name), getattr(recounted, name)
-        if said != is_:
+        if said is not None and said != is_:
             yield Finding(text=f"{name} rose by {said:,}, and the steps of the same requests add up to {is_:,}")
     longest = max(len(told.num_accepted_tokens_per_pos), len(recounted.num_accepted_tokens_per_pos))
     padded = [(*each.num_accepted_tokens_per_pos, *[0] * longest)[:longest] for each in (told, recounted)]
@@ -199,11 +205,12 @@ def _implausible(told: DecodeCounters, traces: Sequence[DecodeTrace], most_draft
     tokens, per_pos = sum(len(trace.token_ids) for trace in traces), told.num_accepted_tokens_per_pos
     if told.num_accepted_tokens > told.num_draft_tokens:
         yield Finding(text=f"{told.num_accepted_tokens:,} tokens accepted, {told.num_draft_tokens:,} drafted")
-    if told.num_draft_tokens > most_drafts * told.num_drafts:
+    if told.num_drafts is not None and told.num_draft_tokens > most_drafts * told.num_drafts:
         yield Finding(text=f"{told.num_draft_tokens:,} tokens in {told.num_drafts:,} drafts of at most {most_drafts}")
-    if told.num_accepted_tokens + told.num_drafts > tokens + len(traces):  # each draft but a text's last adds one token
+    drafts = told.num_drafts or 0
+    if told.num_accepted_tokens + drafts > tokens + len(traces):  # each draft but a text's last adds one token
         yield Finding(
-            text=f"{told.num_accepted_tokens:,} accepted and a token of the target's after each of {told.num_drafts:,} drafts "
+            text=f"{told.num_accepted_tokens:,} accepted and a token of the target's after each of {drafts:,} drafts "
             f"are more than the {tokens:,} tokens that were emitted"
         )
     if per_pos and (sum(per_pos) != told.num_accepted_tokens or list(per_pos) != sorted(per_pos, reverse=True)):

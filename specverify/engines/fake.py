@@ -76,7 +76,7 @@ class FakeEngine:
         """The reference decoder's traces with the log-probability of each token under the target's raw law."""
         asked = [one if one.seeded else replace(one, seed=secrets.randbits(63)) for one in requests]
         traces = list(self.inner.decode(asked))
-        self._counted = _sum(self._counted, count(traces))
+        self._counted += count(traces)
         rows = (request for request in requests for _ in range(request.num_samples))
         answers = [replace(trace, request=row) for row, trace in zip(rows, traces, strict=True)]
         yield from _with_logprobs(self.target, answers)
@@ -91,7 +91,7 @@ class FakeEngine:
             texts = texts_of(json.loads(schema))
             ids = obeying(self.target, request, texts)
             if self.draft is not None and request.speculation:
-                self._counted = _sum(self._counted, _forced(letters(ids[:-1]), texts))
+                self._counted += _forced(letters(ids[:-1]), texts)
             return told(request, ids, FinishReason.EOS, [1] * len(ids) if stream else ())
         (trace,) = self.decode([replace(request, num_samples=1)])
         lengths = [step.num_emitted_tokens for step in trace.steps] or [1] * len(trace.token_ids)
@@ -164,20 +164,6 @@ def _with_logprobs(target: RollingModel, traces: Sequence[DecodeTrace]) -> Itera
             request=trace.request, sample=trace.sample, token_ids=trace.token_ids, finish=trace.finish,
             steps=trace.steps, logprobs=tuple(found.tolist()),
         )  # fmt: skip
-
-
-def _sum(one: DecodeCounters, other: DecodeCounters) -> DecodeCounters:
-    longest = max(len(one.num_accepted_tokens_per_pos), len(other.num_accepted_tokens_per_pos))
-    padded = [
-        (*each.num_accepted_tokens_per_pos, *[0] * (longest - len(each.num_accepted_tokens_per_pos)))
-        for each in (one, other)
-    ]
-    return DecodeCounters(
-        num_drafts=one.num_drafts + other.num_drafts,
-        num_draft_tokens=one.num_draft_tokens + other.num_draft_tokens,
-        num_accepted_tokens=one.num_accepted_tokens + other.num_accepted_tokens,
-        num_accepted_tokens_per_pos=tuple(map(sum, zip(*padded, strict=True))),
-    )
 
 
 def fake_engine(

@@ -23,10 +23,11 @@ from mlx_lm.sample_utils import (
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from specverify.engines import Capability
-from specverify.engines.finish import finish_of
+from specverify.engines.finish import ended
+from specverify.engines.length import require_room
 from specverify.engines.options import Options
 from specverify.engines.seeds import seed32
-from specverify.errors import PromptError, RequestRefused
+from specverify.errors import RequestRefused
 from specverify.records import DecodeStep, DecodeTrace
 
 if TYPE_CHECKING:
@@ -83,10 +84,7 @@ class MlxEngine:
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """Raises `PromptError` for what goes past the last position, which mlx-lm itself would not notice."""
         for request in requests:
-            length = len(request.prompt_ids) + request.params.max_new_tokens
-            if length > self.max_length:
-                msg = f"{request.id} asks for {length} positions, and {self.name} has {self.max_length}; shorten the prompt"
-                raise PromptError(msg)
+            require_room(request, self.max_length, self.name)
             for sample in range(request.num_samples):
                 yield self._answer(request, sample)
 
@@ -110,7 +108,9 @@ class MlxEngine:
         token_ids: list[int] = []
         logprobs: list[float] = []
         blocks: list[tuple[int, list[bool]]] = []
+        reason = None
         for answer in answers:
+            reason = answer.finish_reason
             token_ids.append(int(answer.token))
             logprobs.append(float(answer.logprobs.reshape(-1)[answer.token]))
             if draft is not None:
@@ -122,7 +122,7 @@ class MlxEngine:
             request=request,
             sample=sample,
             token_ids=tuple(token_ids),
-            finish=finish_of(token_ids, params),
+            finish=ended(token_ids, params, reason),
             steps=tuple(DecodeStep(drafted, sum(accepted), len(accepted)) for drafted, accepted in blocks),
             logprobs=() if params.banned_token_ids else tuple(logprobs),
         )

@@ -19,10 +19,11 @@ from openvino_tokenizers import convert_tokenizer
 from transformers import AutoTokenizer
 
 from specverify.engines import ALL_PARAMETERS, Capability
-from specverify.engines.finish import finish_of
+from specverify.engines.finish import ended
+from specverify.engines.length import require_room
 from specverify.engines.options import Options
 from specverify.engines.seeds import seed32
-from specverify.errors import PairError, PromptError
+from specverify.errors import PairError
 from specverify.records import DecodeCounters, DecodeTrace
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _OPTIONS = Options(
 )
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 """Its defaults compute in bfloat16 and keep the cache in 8 bits: another law."""
+_REASONS = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishReason.LENGTH: "length"}
 
 
 @dataclass
@@ -50,14 +52,13 @@ class OpenvinoEngine:
     make: Callable[[bool], Any]
     """The pipeline with speculation, or without."""
     speculates: bool
-    detokenize: Callable[[Sequence[int]], str]
     num_speculative_tokens: int
     ngram: int = 0
     """Of a look-up; 0 with a draft model."""
     max_length: int = 256
     name: str = "openvino"
-    _counted: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Drafts, drafted, accepted."""
+    _counted: list[int] = field(default_factory=lambda: [0, 0])
+    """Drafted, accepted."""
     _pipelines: dict[bool, Any] = field(default_factory=dict)
 
     @property
@@ -72,19 +73,16 @@ class OpenvinoEngine:
         return ALL_PARAMETERS - {"banned_token_ids", "no_repeat_ngram_size"}
 
     def counters(self) -> DecodeCounters:
-        """It doesn't tell how many drafts there were: the fewest that hold the tokens of each call."""
-        drafts, drafted, accepted = self._counted
+        """It doesn't tell how many drafts there were."""
+        drafted, accepted = self._counted
         return DecodeCounters(
-            num_drafts=drafts, num_draft_tokens=drafted, num_accepted_tokens=accepted, num_accepted_tokens_per_pos=()
+            num_drafts=None, num_draft_tokens=drafted, num_accepted_tokens=accepted, num_accepted_tokens_per_pos=()
         )
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """Each sample is a request of its own with its own seed. Raises `PromptError` past the last position."""
         for request in requests:
-            length = len(request.prompt_ids) + request.params.max_new_tokens
-            if length > self.max_length:
-                msg = f"{request.id} asks for {length} positions, and {self.name} has {self.max_length}; shorten the prompt"
-                raise PromptError(msg)
+            require_room(request, self.max_length, self.name)
         for speculation in (True, False):
             asked = [
                 (request, sample)
@@ -107,14 +105,12 @@ class OpenvinoEngine:
             raise
         told = answers[0].extended_perf_metrics  # of the whole call, the same in each answer
         if told is not None and Capability.COUNTERS in self.capabilities and speculation:
-            drafted = told.get_num_draft_tokens()
-            self._counted[0] += -(-drafted // self.num_speculative_tokens)
-            self._counted[1] += drafted
-            self._counted[2] += told.get_num_accepted_tokens()
+            self._counted[0] += told.get_num_draft_tokens()
+            self._counted[1] += told.get_num_accepted_tokens()
         for (request, sample), answer in zip(asked, answers, strict=True):
             (token_ids,) = answer.m_generation_ids
-            text = self.detokenize(token_ids) if request.params.stop_strings else ""
-            finish = finish_of(token_ids, request.params, text=text)  # it says LENGTH of a stop on the last token
+            (reason,) = answer.finish_reasons
+            finish = ended(token_ids, request.params, _REASONS.get(reason))
             yield DecodeTrace(request=request, sample=sample, token_ids=tuple(token_ids), finish=finish)
 
     def _config(self, request: DecodeRequest, sample: int, *, speculation: bool) -> Any:  # noqa: ANN401 - the package's
@@ -153,7 +149,6 @@ def opened(settings: EngineSettings) -> Iterator[OpenvinoEngine]:
     lookup = options["mode"] == "lookup"
     with tempfile.TemporaryDirectory(prefix="specverify-openvino-") as scratch:
         target = _converted(settings.target, Path(scratch) / "target")
-        tokenizer = genai.Tokenizer(str(target))
         speculation: dict[str, Any] = {}
         if lookup and settings.num_speculative_tokens:
             speculation = {"prompt_lookup": True}
@@ -172,7 +167,6 @@ def opened(settings: EngineSettings) -> Iterator[OpenvinoEngine]:
         yield OpenvinoEngine(
             make=pipeline,
             speculates=bool(speculation),
-            detokenize=lambda ids: str(tokenizer.decode(list(ids))),
             num_speculative_tokens=settings.num_speculative_tokens,
             ngram=int(options["ngram"]) if lookup else 0,
             max_length=settings.max_length,

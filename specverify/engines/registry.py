@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import inspect
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from specverify.callables import resolved
+from specverify.engines.child import opened_in_child
 from specverify.engines.function import FunctionEngine, decodes
 from specverify.errors import PlanError, UsageError
 
@@ -34,9 +36,11 @@ ENGINES: dict[str, str] = {
 }
 """`module:factory` of each built-in engine."""
 
+_IN_CHILD = {"mlx": "mlx_lm", "openvino": "openvino_genai"}
+"""Engines that decode in native code of this machine, which may die of a request, and the package of each."""
 _EXTRAS = {
     **dict.fromkeys(("openai", "vllm", "sglang", "tgi"), "http"),
-    **{name: name for name in ("llamacpp", "mlx", "openvino")},
+    **{name: name for name in ("llamacpp", *_IN_CHILD)},
 }
 """The optional extra that holds what an engine needs."""
 
@@ -55,12 +59,21 @@ def find_engine(name: str) -> EngineFactory:
         raise PlanError(msg)
     module, _, factory = ENGINES[name].partition(":")
     try:
+        if name in _IN_CHILD:
+            _require_package(_IN_CHILD[name])
+            return partial(opened_in_child, ENGINES[name])
         return cast("EngineFactory", getattr(importlib.import_module(module), factory))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(name)
         needs = f"specverify-decoding[{extra}]" if extra else str(error.name)
         msg = f"the engine {name} needs the package {error.name}, which isn't installed; install {needs}"
         raise UsageError(msg) from error
+
+
+def _require_package(package: str) -> None:
+    """Raise `ModuleNotFoundError` without importing what is there."""
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(name=package)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from transformers.generation.streamers import BaseStreamer, TextStreamer
 
 from specverify.engines import ALL_PARAMETERS, Capability, Told
 from specverify.engines.finish import finish_of
+from specverify.engines.length import require_room
 from specverify.engines.options import Options
-from specverify.errors import PlanError, PromptError, SubjectError
+from specverify.errors import PlanError, SubjectError
 from specverify.models.loading import DTYPES, load_model
 from specverify.records import DecodeStep, DecodeTrace
 
@@ -132,10 +133,7 @@ class TransformersEngine:
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
         """One request after the other; without speculation all samples of a request in one batch."""
         for request in requests:
-            length = len(request.prompt_ids) + request.params.max_new_tokens
-            if length > self.max_length:
-                msg = f"{request.id} asks for {length} positions, and {self.name} has {self.max_length}; shorten the prompt"
-                raise PromptError(msg)
+            require_room(request, self.max_length, self.name)
             if request.speculation and self._speculates:
                 for sample in range(request.num_samples):
                     yield self._speculative(request, sample)

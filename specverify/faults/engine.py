@@ -249,7 +249,7 @@ def _stale_without_draft(engine: Faulty, trace: DecodeTrace) -> DecodeTrace:
 
 
 def _bonus_counted(counters: DecodeCounters) -> DecodeCounters:
-    return replace(counters, num_accepted_tokens=counters.num_accepted_tokens + counters.num_drafts)
+    return replace(counters, num_accepted_tokens=counters.num_accepted_tokens + (counters.num_drafts or 0))
 
 
 def _first_missed(counters: DecodeCounters) -> DecodeCounters:
