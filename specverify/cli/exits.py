@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specverify.errors import ClaimViolated, InternalError, SubjectError, UsageError
+from specverify.errors import ClaimViolated, InternalError, OutputError, SubjectError, UsageError
 from specverify.records import Verdict
 from specverify.redaction import redacted
+from specverify.report.text import at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_CODES", "Interrupted", "Terminated", "crash_kept_in", "guarded", "leave", "say", "terminable"]
 
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.NOT_RUN: 3}
+_MOST_CHARACTERS = 2_000  # of a sentence
 BROKEN, USAGE, BUG, INTERRUPTED, PIPE, TERMINATED = 1, 2, 70, 130, 141, 143
 
 
@@ -88,6 +90,9 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
         return PIPE
+    except OSError as error:
+        sentence, code = _sentence(_unwritable() or error)
+        return _end(sentence, type(error).__name__, code, as_json=as_json)
     except SystemExit:  # typer's answer to a broken pipe; it has no other
         return PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -99,9 +104,22 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
     return _end("interrupted", "Interrupted", code, as_json=as_json) if code == INTERRUPTED else code
 
 
+def _unwritable() -> UsageError | None:
+    """Whether it is standard output that can't be written: what is left in it is tried again, and then given up."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+        reason = (error.strerror or str(error)).lower()
+        return OutputError(f"can't write to standard output: {reason}; send it elsewhere, or free some space")
+    return None
+
+
 def say(sentence: str) -> None:
-    """One line to whoever watches, on standard error."""
-    typer.echo(f"specverify: {redacted(' '.join(sentence.split()))}", err=True)
+    """One line to whoever watches, on standard error; where that can't be written, nobody does."""
+    with contextlib.suppress(OSError):
+        typer.echo(f"specverify: {redacted(at_most(sentence, _MOST_CHARACTERS))}", err=True)
 
 
 @contextlib.contextmanager
@@ -115,6 +133,8 @@ def crash_kept_in(folder: Path) -> Iterator[None]:
         msg = "the machine ran out of memory; set a smaller batch_size in the plan, or use --budget quick"
         raise UsageError(msg) from error
     except Exception as error:
+        if isinstance(error, OSError) and (unwritable := _unwritable()):
+            raise unwritable from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = "the disk is full; free some space, then run the same command again to resume"
             raise UsageError(msg) from error
@@ -124,13 +144,23 @@ def crash_kept_in(folder: Path) -> Iterator[None]:
 def _bug(error: Exception, folder: Path) -> str:
     named = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     head = " ".join(named.split())[:200]
+    text = redacted("".join(traceback.format_exception(error)))
     for place in (folder, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            file = place / "crash.txt"
-            file.write_text(redacted("".join(traceback.format_exception(error))), encoding="utf-8")
+            file = _crash_file(place)
+            file.write_text(text, encoding="utf-8")
             return f"{head}; this is a bug in specverify: please report it with your command and {file}"
     return f"{head}; this is a bug in specverify: please report it with your command"
+
+
+def _crash_file(place: Path) -> Path:
+    """`crash.txt` in a run's folder; where everybody writes, a new name that nobody can have put a link under."""
+    if place == Path(tempfile.gettempdir()):
+        handle, name = tempfile.mkstemp(prefix="specverify-crash-", suffix=".txt")
+        os.close(handle)
+        return Path(name)
+    place.mkdir(parents=True, exist_ok=True)
+    return place / "crash.txt"
 
 
 def _sentence(error: Exception) -> tuple[str, int]:
