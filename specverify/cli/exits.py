@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_CODES", "Interrupted", "Terminated", "crash_kept_in", "guarded", "leave", "say", "terminable"]
 
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.NOT_RUN: 3}
+_PRINTERS = {"typer", "click", "rich"}  # libraries that write what we print
 _MOST_CHARACTERS = 2_000  # of a sentence
 BROKEN, USAGE, BUG, INTERRUPTED, PIPE, TERMINATED = 1, 2, 70, 130, 141, 143
 
@@ -91,8 +92,9 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
         return PIPE
     except OSError as error:
-        sentence, code = _sentence(_unwritable() or error)
-        return _end(sentence, type(error).__name__, code, as_json=as_json)
+        found = _of_standard_output(error) or error
+        sentence, code = _sentence(found)
+        return _end(sentence, type(found).__name__, code, as_json=as_json)
     except SystemExit:  # typer's answer to a broken pipe; it has no other
         return PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -104,16 +106,20 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
     return _end("interrupted", "Interrupted", code, as_json=as_json) if code == INTERRUPTED else code
 
 
-def _unwritable() -> UsageError | None:
-    """Whether it is standard output that can't be written: what is left in it is tried again, and then given up."""
+def _of_standard_output(error: OSError) -> UsageError | None:
+    """What to say where it was our own output that couldn't be written; what is left of it is given up."""
+    written_by = set(Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts)
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
-        reason = (error.strerror or str(error)).lower()
-        return OutputError(f"can't write to standard output: {reason}; send it elsewhere, or free some space")
-    return None
+        if error.filename is not None or not written_by & _PRINTERS:
+            return None
+    except OSError:
+        pass
+    with contextlib.suppress(OSError, ValueError):  # or the interpreter complains at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    reason = (error.strerror or str(error)).lower()
+    return OutputError(f"can't write to standard output: {reason}; send it elsewhere, or free some space")
 
 
 def say(sentence: str) -> None:
@@ -133,7 +139,7 @@ def crash_kept_in(folder: Path) -> Iterator[None]:
         msg = "the machine ran out of memory; set a smaller batch_size in the plan, or use --budget quick"
         raise UsageError(msg) from error
     except Exception as error:
-        if isinstance(error, OSError) and (unwritable := _unwritable()):
+        if isinstance(error, OSError) and (unwritable := _of_standard_output(error)):
             raise unwritable from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = "the disk is full; free some space, then run the same command again to resume"
