@@ -147,9 +147,9 @@ def certify(
             result = run_check(check, subject, plan, transcripts=transcripts, watch=watch)
             store.put(result)
         results.append(result)
+        _require_reckoned(results, plan)
     watch.close()
     judged, budget = judge(results, plan.false_fail_rate)
-    require_reckoned(budget.num_e_processes, budget.num_p_values, plan.first_token_prompts)
     target, draft = digests or fingerprints(subject)
     return Certificate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -183,6 +183,14 @@ def chosen(plan: Plan) -> tuple[Check, ...]:
             raise PlanError(msg)
     usual = {check.id for check in CHECKS} | ({check.id for check in ON_REQUEST} if plan.budget == "deep" else set())
     return tuple(check for check in known.values() if check.id in (plan.only or usual))
+
+
+def _require_reckoned(results: Iterable[CheckResult], plan: Plan) -> None:
+    """After each check, so that a run which no certificate can come of ends there, not hours later."""
+    tests = [test for result in results for test in result.tests]
+    num_e_processes = sum(test.log10_e is not None for test in tests)
+    num_p_values = sum(test.p_value is not None for test in tests)
+    require_reckoned(num_e_processes, num_p_values, plan.first_token_prompts)
 
 
 class Transcripts:

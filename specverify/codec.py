@@ -44,6 +44,7 @@ __all__ = [
     "read_text",
     "refuse_other_versions",
     "require_shallow",
+    "typed_plan",
     "without_repeats",
     "write_text_atomically",
 ]
@@ -222,7 +223,7 @@ def write_text_atomically(path: str | Path, text: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        msg = f"can't write {path}: {_reason(error)}; nothing was left behind"
+        msg = f"can't write {path}: {_reason(error)}; no half of it was left behind"
         raise OutputError(msg) from error
 
 
@@ -331,6 +332,22 @@ def read_plan(path: str | Path, base: Plan) -> Plan:
     if "budget" in table:
         base = _budgeted(base, table["budget"], source=f"the plan {path}")
     return check_plan(_replaced(base, table, prefix="", source=f"the plan {path}"), source=f"the plan {path}")
+
+
+def typed_plan(base: Plan, fields: Mapping[str, Any], *, source: str = "the plan") -> Plan:
+    """`base` with fields of Python values, each checked against its own type and range; raises `PlanError`."""
+    hints = get_type_hints(Plan)
+    for key, value in fields.items():
+        if key not in hints:
+            msg = f"{source} has no field {key!r}; {nearest(key, hints)}"
+            raise PlanError(msg)
+        try:
+            _adapter(hints[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            wanted = _WANTED.get(hints[key]) or f"of its type ({first_fault(error)})"
+            msg = f"{source} sets {key} to {value!r:.80}, which is not {wanted}"
+            raise PlanError(msg) from error
+    return check_plan(dataclasses.replace(base, **fields), source=source)
 
 
 def check_plan(plan: Plan, *, source: str = "the plan") -> Plan:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from specverify.certify import certify, chosen
 from specverify.cli.invocation import Invocation, require_known
 from specverify.cli.setup import make_subject, require_names
-from specverify.codec import check_plan, nearest
-from specverify.errors import PlanError, PromptError
+from specverify.codec import typed_plan
+from specverify.errors import PromptError
 from specverify.plan import BUDGETS, Plan
+from specverify.prompt_file import require_text
 from specverify.records import Prompt
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def certify_pair(
     Raises `UsageError` (one sentence) for what can't be certified; a pair that fails is a certificate that says so.
 
         certificate = certify_pair("models/target", "models/draft", prompts=["Once upon"], budget="quick")
-        assert certificate.verdict is Verdict.PASS, certificate.headline
+        assert certificate.lets_out, certificate.headline  # PASS, and of all checks
     """
     asked = plan_of(**plan)
     chosen(asked)
@@ -71,16 +72,12 @@ def certify_pair(
 
 def plan_of(**fields: Any) -> Plan:  # noqa: ANN401 - as above
     """A plan from its budget and the fields that are set; raises `PlanError` with the nearest name or the range."""
-    known = [each.name for each in dataclasses.fields(Plan)]
-    for name in fields:
-        if name not in known:
-            msg = f"the plan has no field {name!r}; {nearest(name, known)}"
-            raise PlanError(msg)
     budget = require_known("budget", fields.get("budget", "standard"), BUDGETS)
     if isinstance(only := fields.get("only", ()), str):
         fields["only"] = (only,)
-    fields = {**BUDGETS[budget], **fields, "only": tuple(fields.get("only", ()))}
-    return check_plan(Plan(**fields))
+    elif isinstance(only, (list, set, frozenset)):
+        fields["only"] = tuple(only)
+    return typed_plan(Plan(), {**BUDGETS[budget], **fields})
 
 
 def subject_of(
@@ -95,11 +92,18 @@ def subject_of(
 
 
 def _prompts(given: Iterable[str | Prompt]) -> tuple[Prompt, ...]:
-    prompts = tuple(
-        each if isinstance(each, Prompt) else Prompt(id=f"prompt-{number:04}", domain="default", text=each)
-        for number, each in enumerate(given, start=1)
-    )
+    prompts: list[Prompt] = []
+    known: set[str] = set()
+    for number, each in enumerate(given, start=1):
+        prompt = each if isinstance(each, Prompt) else Prompt(id=f"prompt-{number:04}", domain="default", text=each)
+        if not prompt.messages:
+            require_text(prompt.text, f"prompt {number}")
+        if prompt.id in known:
+            msg = f"prompt {number} has the id {prompt.id!r:.80}, which one before it has too"
+            raise PromptError(msg)
+        known.add(prompt.id)
+        prompts.append(prompt)
     if not prompts:
         msg = "there is no prompt; give some texts, or leave prompts out for the embedded ones"
         raise PromptError(msg)
-    return prompts
+    return tuple(prompts)

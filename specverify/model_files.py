@@ -16,15 +16,16 @@ from specverify.errors import PairError
 from specverify.watch import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from specverify.watch import Watch
 
 __all__ = ["file_digests", "folder_of", "model_files", "read_json_object", "weight_files", "within"]
 
 _OTHER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
+_DECIDING_SUFFIXES = frozenset({".jinja", ".py"})
 _TEMPLATES = "additional_chat_templates"
-"""The one folder inside a model's that decides what it says."""
+"""The one folder inside a model's of which every file decides what it says."""
 _MOST_JSON_BYTES = 64 * 1024 * 1024  # the largest index or tokenizer of a known model has about a third of it
 _BLOCK_BYTES = 4 * 1024 * 1024
 _UNIT_BYTES = 1024 * 1024  # of progress
@@ -77,13 +78,25 @@ def model_files(folder: Path) -> list[Path]:
     """Weights, the small files beside them, and further templates; weights in another format are not what is loaded."""
     try:
         others = [file for file in folder.iterdir() if file.is_file() and file.suffix in _OTHER_SUFFIXES]
-        templates = folder / _TEMPLATES
-        if templates.is_dir():
-            others += [file for file in templates.iterdir() if file.is_file()]
+        others += [file for inner in _inner_folders(folder) for file in _deciding(inner)]
     except OSError as error:
         msg = f"the model folder {folder} can't be read: {(error.strerror or str(error)).lower()}"
         raise PairError(msg) from error
     return sorted({*weight_files(folder), *others})
+
+
+def _inner_folders(folder: Path) -> Iterator[Path]:
+    """Those of a model's folder, and theirs, but for links and for what a tool hides there."""
+    for each in sorted(folder.iterdir()):
+        if each.is_dir() and not each.is_symlink() and not each.name.startswith((".", "__")):
+            yield each
+            yield from _inner_folders(each)
+
+
+def _deciding(inner: Path) -> list[Path]:
+    """Code that a model brings along (`custom_generate/generate.py`), and templates; what else lies there isn't loaded."""
+    whole = inner.name == _TEMPLATES
+    return [file for file in inner.iterdir() if file.is_file() and (whole or file.suffix in _DECIDING_SUFFIXES)]
 
 
 def file_digests(

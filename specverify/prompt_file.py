@@ -13,7 +13,7 @@ from specverify.records import Message, Prompt
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_prompts"]
+__all__ = ["read_prompts", "require_text"]
 
 _MOST_CHARACTERS = 4_000_000  # of one text
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -63,7 +63,7 @@ def _prompt(line: str, *, default_id: str, place: str) -> Prompt:
     found = {"id": default_id, "domain": "default"} | raw
     messages = _messages(found.pop("messages"), place) if "messages" in raw else ()
     for key, value in found.items():
-        _require_text(value, f"{place}: the {key}")
+        require_text(value, f"{place}: the {key}")
     return Prompt(**{"text": "", **found}, messages=messages)
 
 
@@ -79,12 +79,13 @@ def _messages(raw: object, place: str) -> tuple[Message, ...]:
         if each["role"] not in _ROLES:
             msg = f"{place}: message {number} has the role {each['role']!r:.80}; known: {', '.join(_ROLES)}"
             raise PromptError(msg)
-        _require_text(each["content"], f"{place}: the content of message {number}")
+        require_text(each["content"], f"{place}: the content of message {number}")
         messages.append(Message(each["role"], each["content"]))
     return tuple(messages)
 
 
-def _require_text(value: object, what: str) -> None:
+def require_text(value: object, what: str) -> None:
+    """Raise `PromptError` for what no tokenizer makes a prompt of."""
     fault = ""
     if not isinstance(value, str):
         fault = "is not a string"

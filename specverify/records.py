@@ -368,6 +368,16 @@ class Certificate:
     error_budget: ErrorBudget
     elapsed_s: float
 
+    @property
+    def whole(self) -> bool:
+        """Whether all checks were asked, and no fault was planted."""
+        return not self.plan.get("only") and not self.fault
+
+    @property
+    def lets_out(self) -> bool:
+        """Whether the pair may go out: PASS of the `whole`, which PASS of some checks is not."""
+        return self.whole and self.verdict is Verdict.PASS
+
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict of a whole from its parts: FAIL over INCONCLUSIVE over PASS; parts that did not run say nothing."""

@@ -7,6 +7,7 @@ the column that they are at. The numbers are the same bits, so no verdict depend
 
 from __future__ import annotations
 
+import errno
 import tempfile
 import weakref
 from bisect import bisect_right
@@ -37,7 +38,11 @@ class Spill:
 
     def __init__(self, folder: Path | None = None) -> None:
         """In `folder`, or where the system keeps temporary files."""
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as the run; it has no name
+        self._advice = "free some space" if folder is not None else "free some space, or set TMPDIR to another disk"
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as the run; it has no name
+        except OSError as error:
+            raise self._refusal(error) from error
         self._end = 0
         weakref.finalize(self, self._file.close)
 
@@ -49,16 +54,25 @@ class Spill:
             self._file.write(np.ascontiguousarray(values).tobytes())
             self._file.flush()
         except OSError as error:
-            msg = f"can't keep the evidence on disk: {(error.strerror or str(error)).lower()}; free some space, or set TMPDIR to another disk"
-            raise OutputError(msg) from error
+            raise self._refusal(error) from error
         self._end += values.nbytes
         return kept
 
     def read_into(self, values: NDArray[Any], offset: int) -> None:
-        """Fill an array from where it was put."""
-        self._file.seek(offset)
-        content = self._file.read(values.nbytes)
+        """Fill an array from where it was put; raises `OutputError` when the disk doesn't give it back."""
+        try:
+            self._file.seek(offset)
+            content = self._file.read(values.nbytes)
+        except OSError as error:
+            raise self._refusal(error) from error
+        if len(content) < values.nbytes:
+            raise self._refusal(OSError(errno.EIO, f"{values.nbytes:,} bytes were kept and {len(content):,} came back"))
         values[:] = np.frombuffer(content, values.dtype)
+
+    def _refusal(self, error: OSError) -> OutputError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = self._advice if full else "check that disk"
+        return OutputError(f"can't keep the evidence on disk: {(error.strerror or str(error)).lower()}; {advice}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ __all__ = [
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://in-toto.io/attestation/test-result/v0.1"
 _RESULTS = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED", Verdict.INCONCLUSIVE: "WARNED", Verdict.NOT_RUN: "WARNED"}
-"""The predicate knows three words; what is not decided must not read as passed."""
+"""The predicate knows three words; what is not decided, or not the whole, must not read as passed."""
 _MOST_BYTES = 64 * 1024 * 1024
 
 
@@ -58,7 +58,9 @@ def statement_of(certificate: Certificate) -> dict[str, Any]:
         "subject": _subjects(certificate),
         "predicateType": PREDICATE_TYPE,
         "predicate": {
-            "result": _RESULTS[certificate.verdict],
+            "result": _RESULTS[
+                certificate.verdict if certificate.whole or certificate.verdict is Verdict.FAIL else Verdict.NOT_RUN
+            ],
             "configuration": [{"name": name, "digest": {"sha256": each}} for name, each in named.items() if each],
             "passedTests": _names(certificate, Verdict.PASS),
             "warnedTests": _names(certificate, Verdict.INCONCLUSIVE),

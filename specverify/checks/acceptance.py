@@ -9,15 +9,13 @@ may be put into a formula, and for tokens a step not even that one: the exact pr
 from __future__ import annotations
 
 import math
-from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specverify.checks.acceptance_plots import by_domain, domain_plot, per_step_plot, place_plot, position_plot
 from specverify.checks.check import Check, reproduce
-from specverify.checks.counters import impossible_counters
+from specverify.checks.counters import Tested, drafts_tested, impossible_counters
 from specverify.checks.evidence import detectable_growth
 from specverify.checks.lossless import enough, lossless_rounds
 from specverify.drafting import ScriptedDrafts
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
-__all__ = ["MOST_SPECULATIVE_TOKENS", "Tested", "acceptance", "boundaries", "drafts_tested", "tokens_per_step_interval"]
+__all__ = ["MOST_SPECULATIVE_TOKENS", "acceptance", "boundaries", "tokens_per_step_interval"]
 
 MOST_SPECULATIVE_TOKENS = 8
 """The largest number of speculative tokens that is predicted for."""
@@ -53,37 +51,6 @@ _BELOW = "less accepted than Σ min(p, q): a fault of the draft's state or of it
 
 
 # ---------------------------------------------------------------------------------------------- what was answered
-
-
-@dataclass(frozen=True)
-class Tested:
-    """Every draft that a step accepted or rejected, in order."""
-
-    rows: NDArray[np.int64]
-    """Where its position is in the columns of the scored traces."""
-    accepted: NDArray[np.bool_]
-    places: NDArray[np.int64]
-    """Its place in the block, from 0."""
-
-
-def drafts_tested(scored: ScoredTraces) -> Tested:
-    """A step tests each draft that it accepts, and the first that it rejects; what a stop cut off was not tested.
-
-    The tokens before a tested draft are emitted ones, also where it was rejected, so the teacher-forced row at its
-    position holds the two laws that it was tested with.
-    """
-    first_row = np.searchsorted(scored["trace"], np.arange(len(scored.traces)))
-    found = array("q")  # three numbers a draft, without an object each
-    for start, trace in zip(first_row.tolist(), scored.traces, strict=True):
-        at = start
-        for step in trace.steps:
-            for place in range(step.num_accepted_tokens):
-                found.extend((at + place, 1, place))
-            if step.num_accepted_tokens < min(step.num_draft_tokens, step.num_emitted_tokens):
-                found.extend((at + step.num_accepted_tokens, 0, step.num_accepted_tokens))
-            at += step.num_emitted_tokens
-    rows, accepted, places = np.frombuffer(found, dtype=np.int64).reshape(-1, 3).T
-    return Tested(rows, accepted.astype(bool), places)
 
 
 def boundaries(scored: ScoredTraces) -> list[int]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from specverify.checks.acceptance import Tested
+    from specverify.checks.counters import Tested
     from specverify.scoring import ScoredTraces
 
 __all__ = ["by_domain", "domain_plot", "per_step_plot", "place_plot", "position_plot"]

@@ -1,17 +1,24 @@
-"""Counters that can't be: what an engine's steps say must add up to its own tokens."""
+"""What an engine's steps say: which drafts were tested, and counters that can't be, for they must add up to its own tokens."""
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from specverify.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from specverify.records import DecodeStep, DecodeTrace
+    from numpy.typing import NDArray
 
-__all__ = ["impossible_counters", "nothing_drafted"]
+    from specverify.records import DecodeStep, DecodeTrace
+    from specverify.scoring import ScoredTraces
+
+__all__ = ["Tested", "drafts_tested", "impossible_counters", "nothing_drafted"]
 
 _MOST_NAMED = 5
 
@@ -61,3 +68,34 @@ def _wrong(step: DecodeStep, *, last: bool) -> str:
     if emitted == accepted < drafted and not last:
         return f"{says}: after a rejection the target must add a token"
     return ""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Every draft that a step accepted or rejected, in order."""
+
+    rows: NDArray[np.int64]
+    """Where its position is in the columns of the scored traces."""
+    accepted: NDArray[np.bool_]
+    places: NDArray[np.int64]
+    """Its place in the block, from 0."""
+
+
+def drafts_tested(scored: ScoredTraces) -> Tested:
+    """A step tests each draft that it accepts, and the first that it rejects; what a stop cut off was not tested.
+
+    The tokens before a tested draft are emitted ones, also where it was rejected, so the teacher-forced row at its
+    position holds the two laws that it was tested with.
+    """
+    first_row = np.searchsorted(scored["trace"], np.arange(len(scored.traces)))
+    found = array("q")  # three numbers a draft, without an object each
+    for start, trace in zip(first_row.tolist(), scored.traces, strict=True):
+        at = start
+        for step in trace.steps:
+            for place in range(step.num_accepted_tokens):
+                found.extend((at + place, 1, place))
+            if step.num_accepted_tokens < min(step.num_draft_tokens, step.num_emitted_tokens):
+                found.extend((at + step.num_accepted_tokens, 0, step.num_accepted_tokens))
+            at += step.num_emitted_tokens
+    rows, accepted, places = np.frombuffer(found, dtype=np.int64).reshape(-1, 3).T
+    return Tested(rows, accepted.astype(bool), places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -49,6 +49,25 @@ app.command(short_help="Say which of two drafts a target accepts more, on the sa
 
 app.command(short_help="Time verification and decoding against baselines, in turns.")(bench)
 app.command(short_help="Which draft, and how many tokens: measured, for a target and some drafts.")(rank)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from specverify import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version, and nothing else.")
+    ] = False,
+) -> None:
+    """Does speculative decoding change what a model says, and may this pair go out?"""
+    del version
 
 
 @app.command()

@@ -11,6 +11,7 @@ from specverify.cli.exits import EXIT_CODES, crash_kept_in, say
 from specverify.cli.invocation import Invocation
 from specverify.cli.run import nothing_stale, run, unmet_by
 from specverify.records import Verdict
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +97,7 @@ def _show(certificate: Certificate, folder: Path, *, quiet: bool, as_json: bool)
     if as_json:
         typer.echo((folder / CERTIFICATE).read_text(encoding="utf-8"), nl=False)
     elif quiet:
-        typer.echo(f"{certificate.verdict}  {certificate.headline}")
+        typer.echo(f"{certificate.verdict}  {clean(certificate.headline)}")
     else:
         from rich.console import Console
 

@@ -13,6 +13,7 @@ import typer
 from specverify.cli import options  # noqa: TC001 - typer reads the annotations
 from specverify.cli.exits import EXIT_CODES, crash_kept_in
 from specverify.errors import UsageError
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,16 @@ def compare(
 def _compared(old: str, new: str, shared: _Options, allowed_fall: float) -> Comparison:
     from specverify.compare.difference import compare as held
 
-    return held(*_sides(old, new, shared), allowed_fall=allowed_fall)
+    return held(*_sides(old, new, shared), allowed_fall=allowed_fall, same=_one_certificate(old, new))
+
+
+def _one_certificate(old: str, new: str) -> bool:
+    """Whether both name the same record, in one file or in two."""
+    from specverify.codec import dump
+    from specverify.statement import read_certificate
+
+    files = [_certificate_file(name) for name in (old, new)]
+    return None not in files and len({dump(read_certificate(file)) for file in files if file is not None}) == 1
 
 
 def _sides(old: str, new: str, shared: _Options) -> tuple[Side, Side]:
@@ -159,11 +169,14 @@ def _certificate(name: str) -> Side | None:
     from specverify.compare.sides import of_certificate
     from specverify.statement import read_certificate
 
+    file = _certificate_file(name)
+    return None if file is None else of_certificate(read_certificate(file), name)
+
+
+def _certificate_file(name: str) -> Path | None:
     path = Path(name)
     file = path / "certificate.json" if path.is_dir() else path
-    if file.is_file() and file.suffix == ".json" and file.name != "golden.json":
-        return of_certificate(read_certificate(file), name)
-    return None
+    return file if file.is_file() and file.suffix == ".json" and file.name != "golden.json" else None
 
 
 def _golden(name: str) -> Golden | None:
@@ -235,7 +248,7 @@ def _show(report: Comparison, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(dump(report), nl=False)
     elif quiet:
-        typer.echo(f"{report.verdict}  {report.headline}")
+        typer.echo(f"{report.verdict}  {clean(report.headline)}")
     else:
         typer.echo(render_comparison(report))
 

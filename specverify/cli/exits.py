@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specverify.errors import ClaimViolated, InternalError, SubjectError, UsageError
+from specverify.errors import ClaimViolated, InternalError, OutputError, SubjectError, UsageError
 from specverify.records import Verdict
 from specverify.redaction import redacted
+from specverify.report.text import at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_CODES", "Interrupted", "Terminated", "crash_kept_in", "guarded", "leave", "say", "terminable"]
 
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.NOT_RUN: 3}
+_PRINTERS = {"typer", "click", "rich"}  # libraries that write what we print
+_MOST_CHARACTERS = 2_000  # of a sentence
 BROKEN, USAGE, BUG, INTERRUPTED, PIPE, TERMINATED = 1, 2, 70, 130, 141, 143
 
 
@@ -88,6 +91,10 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
         return PIPE
+    except OSError as error:
+        found = _of_standard_output(error) or error
+        sentence, code = _sentence(found)
+        return _end(sentence, type(found).__name__, code, as_json=as_json)
     except SystemExit:  # typer's answer to a broken pipe; it has no other
         return PIPE
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -99,9 +106,26 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
     return _end("interrupted", "Interrupted", code, as_json=as_json) if code == INTERRUPTED else code
 
 
+def _of_standard_output(error: OSError) -> UsageError | None:
+    """What to say where it was our own output that couldn't be written; what is left of it is given up."""
+    written_by = set(Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        if error.filename is not None or not written_by & _PRINTERS:
+            return None
+    except OSError:
+        pass
+    with contextlib.suppress(OSError, ValueError):  # or the interpreter complains at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    reason = (error.strerror or str(error)).lower()
+    return OutputError(f"can't write to standard output: {reason}; send it elsewhere, or free some space")
+
+
 def say(sentence: str) -> None:
-    """One line to whoever watches, on standard error."""
-    typer.echo(f"specverify: {redacted(' '.join(sentence.split()))}", err=True)
+    """One line to whoever watches, on standard error; where that can't be written, nobody does."""
+    with contextlib.suppress(OSError):
+        typer.echo(f"specverify: {redacted(at_most(sentence, _MOST_CHARACTERS))}", err=True)
 
 
 @contextlib.contextmanager
@@ -115,6 +139,8 @@ def crash_kept_in(folder: Path) -> Iterator[None]:
         msg = "the machine ran out of memory; set a smaller batch_size in the plan, or use --budget quick"
         raise UsageError(msg) from error
     except Exception as error:
+        if isinstance(error, OSError) and (unwritable := _of_standard_output(error)):
+            raise unwritable from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = "the disk is full; free some space, then run the same command again to resume"
             raise UsageError(msg) from error
@@ -124,13 +150,23 @@ def crash_kept_in(folder: Path) -> Iterator[None]:
 def _bug(error: Exception, folder: Path) -> str:
     named = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     head = " ".join(named.split())[:200]
+    text = redacted("".join(traceback.format_exception(error)))
     for place in (folder, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            file = place / "crash.txt"
-            file.write_text(redacted("".join(traceback.format_exception(error))), encoding="utf-8")
+            file = _crash_file(place)
+            file.write_text(text, encoding="utf-8")
             return f"{head}; this is a bug in specverify: please report it with your command and {file}"
     return f"{head}; this is a bug in specverify: please report it with your command"
+
+
+def _crash_file(place: Path) -> Path:
+    """`crash.txt` in a run's folder; where everybody writes, a new name that nobody can have put a link under."""
+    if place == Path(tempfile.gettempdir()):
+        handle, name = tempfile.mkstemp(prefix="specverify-crash-", suffix=".txt")
+        os.close(handle)
+        return Path(name)
+    place.mkdir(parents=True, exist_ok=True)
+    return place / "crash.txt"
 
 
 def _sentence(error: Exception) -> tuple[str, int]:

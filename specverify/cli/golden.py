@@ -12,6 +12,7 @@ import typer
 from specverify.cli import options  # noqa: TC001 - typer reads the annotations
 from specverify.cli.exits import EXIT_CODES, crash_kept_in
 from specverify.cli.invocation import Invocation
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from specverify.cli.invocation import Sources
@@ -284,6 +285,6 @@ def _show(report: GoldenReport, request: GoldenRequest, *, quiet: bool, as_json:
     if as_json:
         typer.echo(dump(report), nl=False)
     elif quiet:
-        typer.echo(f"{report.verdict}  {report.headline}")
+        typer.echo(f"{report.verdict}  {clean(report.headline)}")
     else:
         typer.echo(render_golden(report, record_command=request.command("record")))

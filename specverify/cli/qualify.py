@@ -23,6 +23,7 @@ from specverify.cli.options import (  # noqa: TC001 - typer reads the annotation
 )
 from specverify.cli.qualify_engine import EngineCommand, qualify_engine, write_pair
 from specverify.errors import UsageError
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from specverify.qualify import Qualification
@@ -136,7 +137,7 @@ def _qualify_rule(rule: str, *, shape: str | None, seed: int, as_json: bool, qui
         if as_json:
             typer.echo(json.dumps(_object(found, shlex.join(words)), indent=2))
         elif quiet:
-            typer.echo(f"{found.verdict}  {_headline(found)}")
+            typer.echo(f"{found.verdict}  {clean(_headline(found))}")
         else:
             _print(found, shlex.join(words))
     return EXIT_CODES[found.verdict]
@@ -188,7 +189,7 @@ def _print(found: Qualification, reproduce: str) -> None:
     from rich.text import Text
 
     from specverify.qualify.text import failure
-    from specverify.report.text import LABELS, MARKS, clean
+    from specverify.report.text import LABELS, MARKS
 
     console = Console()
     console.print(Text(f"{found.rule}, called as {found.shape}, {found.method}, seed {found.seed}", style="bold"))
@@ -201,7 +202,7 @@ def _print(found: Qualification, reproduce: str) -> None:
     console.print(table)
     if found.blamed is not None:
         console.print()
-        console.print(Text(clean(failure(found.blamed, reproduce=reproduce))), soft_wrap=True)
+        console.print(Text(clean(failure(found.blamed, reproduce=reproduce), lines=True)), soft_wrap=True)
         others = [each.id for each in found.claims if each.verdict == "FAIL" and each is not found.blamed]
         if others:
             console.print(Text(f"Fail too, likely for the same reason: {', '.join(others)}"))

@@ -12,6 +12,7 @@ import typer
 
 from specverify.cli.exits import EXIT_CODES, Interrupted, crash_kept_in, say
 from specverify.errors import PlanError, UsageError
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from specverify.conformance import EngineRun
@@ -135,7 +136,7 @@ def _show(certificate: Certificate, path: Path, *, as_json: bool, quiet: bool) -
     if as_json:
         typer.echo(path.read_text(encoding="utf-8"), nl=False)
     elif quiet:
-        typer.echo(f"{certificate.verdict}  {certificate.headline}")
+        typer.echo(f"{certificate.verdict}  {clean(certificate.headline)}")
     else:
         from rich.console import Console
 

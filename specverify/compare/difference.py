@@ -30,8 +30,15 @@ _CONFIDENCE_OF_SIDES = 0.95
 """Of the intervals that certificates hold."""
 
 
-def compare(old: Side, new: Side, *, allowed_fall: float = 0.01, confidence: float = 0.95) -> Comparison:
-    """Hold NEW against OLD. `allowed_fall` of acceptance is in [0, 1], and of tokens a step and speed-up a share."""
+def compare(
+    old: Side, new: Side, *, allowed_fall: float = 0.01, confidence: float = 0.95, same: bool = False
+) -> Comparison:
+    """Hold NEW against OLD. `allowed_fall` of acceptance is in [0, 1], and of tokens a step and speed-up a share.
+
+    With `same` they are one certificate: nothing can have changed, however wide its intervals are.
+    """
+    if same:
+        return _with_itself(new, allowed_fall, confidence)
     acceptance = _acceptance(old, new, allowed_fall, confidence)
     domains, positions = _split(old, new, allowed_fall, confidence)
     steps = _figure("tokens a step", old.tokens_per_step, new.tokens_per_step, allowed_fall)
@@ -52,6 +59,21 @@ def compare(old: Side, new: Side, *, allowed_fall: float = 0.01, confidence: flo
         allowed_fall=allowed_fall,
         confidence=confidence,
     )
+
+
+def _with_itself(side: Side, allowed_fall: float, confidence: float) -> Comparison:
+    known = side.acceptance.estimate
+    acceptance = _change(
+        "acceptance", known, known, Between(estimate=0.0, low=0.0, high=0.0), allowed_fall, paired=True
+    )
+    itself = Finding(text="OLD and NEW are one certificate", severity=Verdict.PASS, place="certificate")
+    findings = (itself, *_findings(side, side, (), ()))
+    verdict = _verdict(acceptance, (), None, findings, allowed_fall)
+    headline = _headline(verdict, acceptance, (), None, findings)
+    return Comparison(
+        old=side, new=side, verdict=verdict, headline=headline, acceptance=acceptance, domains=(), positions=(),
+        tokens_per_step=None, speedup=None, findings=findings, allowed_fall=allowed_fall, confidence=confidence,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ acceptance

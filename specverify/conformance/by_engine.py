@@ -162,7 +162,7 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
         for at in np.flatnonzero(np.isinf(scored["edge"]))[:5]
     ]  # fmt: skip
     scored = scored.where(~np.isinf(scored["edge"]))
-    law = e_process_test(scored, name="stream")
+    law = e_process_test(scored, plan, name="stream")
     tests = (law, *pit_tests(scored, plan, name="stream"))
     detectable, wanted = detectable_shift(len(scored), plan), plan.largest_undetected_shift
     enough = detectable <= wanted

@@ -137,7 +137,8 @@ def acceptance(case: Case, *, first_only: bool = False) -> Deviation:
 def _excess(case: Case, prefix: Prefix) -> Deviation:
     accepted, overlap = _accepted(case, prefix), _overlap(case, prefix)
     effect = math.fsum(max(0.0, a - m) for a, m in zip(accepted, overlap, strict=True))
-    said = f"accepts {_short(sum(accepted))} of the drafts where Σ min(p, q) is {_short(sum(overlap))}"
+    token = max(range(len(accepted)), key=lambda each: accepted[each] - overlap[each])
+    said = f"accepts id {token} with probability {_short(accepted[token])} where min(p, q) is {_short(overlap[token])}"
     table = tuple(
         (f"id {token} drafted and accepted", m, a) for token, (m, a) in enumerate(zip(overlap, accepted, strict=True))
     )

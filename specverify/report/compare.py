@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from specverify.records import Verdict
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ __all__ = ["drift_verdict", "render_comparison", "render_drift"]
 
 def render_comparison(report: Comparison) -> str:
     """The verdict, each figure on both sides, and what a rollout has to know."""
-    return "\n".join(_lines(report))
+    return "\n".join(map(clean, _lines(report)))
 
 
 def _lines(report: Comparison) -> Iterator[str]:

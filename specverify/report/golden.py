@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specverify.golden.records import Change
 from specverify.records import Verdict
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,7 @@ _MOST_FINDINGS = 8
 
 def render_golden(report: GoldenReport, *, record_command: str) -> str:
     """The whole report; `record_command` is what records what is missing."""
-    return "\n".join(_lines(report, record_command))
+    return "\n".join(map(clean, _lines(report, record_command)))
 
 
 def _lines(report: GoldenReport, record_command: str) -> Iterator[str]:
@@ -33,9 +34,11 @@ def _lines(report: GoldenReport, record_command: str) -> Iterator[str]:
         yield f"  {layer.layer:<{_WIDTH}}{_said(layer):<14}{layer.summary}"
         yield from _evidence(layer)
     if report.missing:
-        yield f"\n  no golden yet for {', '.join(report.missing)}; record: {record_command}"
+        yield ""
+        yield f"  no golden yet for {', '.join(report.missing)}; record: {record_command}"
     if report.unused:
-        yield f"\n  unused: {', '.join(report.unused)} is asked for no more; record again with --update: {record_command}"
+        yield ""
+        yield f"  unused: {', '.join(report.unused)} is asked for no more; record again with --update: {record_command}"
 
 
 def _said(layer: LayerVerdict) -> str:

@@ -44,9 +44,9 @@ LABELS = {
 NONE = "—"
 
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""Control characters, which XML forbids and terminals obey, and the marks that turn the reading direction."""
+"""Control characters, which XML forbids and terminals obey, other ends of a line, and the marks that turn the reading direction."""
 _UNITS = {
     "_tokens_per_s": " tokens/s",
     "_per_s": " /s",
@@ -59,9 +59,14 @@ _WIDTH = 14
 _MOST_TESTS = 5
 
 
-def clean(text: str, *, most: int | None = None) -> str:
-    """`text` without control characters (U+FFFD instead), cut to `most` characters with the number left out."""
+def clean(text: str, *, most: int | None = None, lines: bool = False) -> str:
+    """`text` without control characters (U+FFFD instead), cut to `most` characters with the number left out.
+
+    It is one line, so that no name out of a file makes a line of its own, unless it is text of ours in several `lines`.
+    """
     kept = _UNPRINTABLE.sub("\ufffd", text)
+    if not lines:
+        kept = kept.replace("\n", " ").replace("\t", " ")
     if most is None or len(kept) <= most:
         return kept
     return f"{kept[:most]}… ({len(kept) - most:,} more characters)"
@@ -69,7 +74,7 @@ def clean(text: str, *, most: int | None = None) -> str:
 
 def at_most(text: str, width: int) -> str:
     """One line of at most `width` characters."""
-    line = " ".join(clean(text).split())
+    line = clean(" ".join(text.split()))
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

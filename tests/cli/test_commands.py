@@ -38,6 +38,33 @@ def test_runs_as_a_module() -> None:
     assert done.stderr.startswith("specverify: error: x needs a DRAFT")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110 - a device
+@pytest.mark.parametrize(("arguments", "unbuffered"), [(["version", "--json"], "1"), (["--help"], "")])
+def test_a_standard_output_that_is_full_is_no_bug(arguments: list[str], unbuffered: str) -> None:
+    """One sentence and exit code 2, and no traceback in a file."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "specverify", *arguments]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "specverify: error: can't write to standard output: no space left on device; send it elsewhere, or free some space\n"
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")  # noqa: PTH110 - a device
+def test_a_standard_error_that_is_full_changes_no_exit_code() -> None:
+    """Nobody reads it."""
+    command = [sys.executable, "-m", "specverify", "certify", "x"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        assert subprocess.run(command, stderr=full, check=False).returncode == 2
+
+
+def test_the_version_is_an_option_too(run: Run) -> None:
+    """As of any tool."""
+    assert (run("--version").code, run("--version").out) == (0, f"{__version__}\n")
+
+
 def test_no_command_is_help(run: Run) -> None:
     """Not an error."""
     outcome = run()

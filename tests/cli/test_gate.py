@@ -59,9 +59,20 @@ def test_a_copied_folder_is_the_same_and_an_edited_one_is_not(
     (target / "model.safetensors").write_bytes(weights)
     (target / "modeling_mine.py").write_text("")
     (target / "chat_template.jinja").unlink()
+    for name in ("custom_generate/generate.py", "code/deep/kernel.py", ".cache/not_loaded.py", "runs/log.txt"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text("")
     said = run("gate", certificate, target, PAIR.draft).out
-    for part in ("model.safetensors was changed", "modeling_mine.py was added", "chat_template.jinja is missing"):
+    inner = ("custom_generate/generate.py was added", "code/deep/kernel.py was added")
+    for part in (
+        "model.safetensors was changed",
+        "modeling_mine.py was added",
+        "chat_template.jinja is missing",
+        *inner,
+    ):
         assert f"target: {part}" in said
+    assert "not_loaded" not in said
+    assert "log.txt" not in said
 
 
 def test_a_model_too_few_or_too_many(run: Run, certificate: Path, tmp_path: Path) -> None:
@@ -81,6 +92,24 @@ def test_a_tampered_certificate_is_closed(run: Run, tmp_path: Path) -> None:
     outcome = run("gate", path, "--pair", "embedded")
     assert outcome.code == 1
     assert "tampered" in outcome.out
+
+
+def test_a_name_makes_no_line_of_its_own(run: Run, certificate: Path, tmp_path: Path) -> None:
+    """Neither in the gate's answer nor in a comparison's: a forged certificate could say OPEN in a line below its refusal."""
+    forged = certificate_of()
+    named = "embedded target\r\nOPEN  all is well\u2028OPEN\x1b[2K\nOPEN  really"
+    path = tmp_path / "forged.json"
+    path.write_text(render_statement(replace(forged, target=replace(forged.target, name=named), engine=named)))
+    for arguments in (
+        ("gate", path, "--pair", "embedded"),
+        ("gate", path, "--pair", "embedded-poor"),
+        ("compare", certificate, path),
+    ):
+        outcome = run(*arguments)
+        starts = [line.split()[0] for line in (outcome.out + outcome.err).splitlines() if line.strip()]
+        assert "OPEN" not in starts[1:]
+        assert "\x1b" not in outcome.out + outcome.err
+        assert "\r" not in outcome.out
 
 
 def test_policy_from_init_to_gate(run: Run, certificate: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ import specverify
 from specverify.door import certify_pair, plan_of
 from specverify.errors import PlanError, PromptError
 from specverify.pairs import embedded
-from specverify.records import FinishReason, Verdict
+from specverify.records import FinishReason, Prompt, Verdict
 
 ROOT = Path(__file__).parents[2]
 PAIR = embedded()
@@ -30,7 +31,11 @@ def test_the_readmes_lines_run_as_they_stand(monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "models" / "draft").symlink_to(PAIR.draft)
     monkeypatch.chdir(tmp_path)
     code = "\n".join(lines).replace('budget="quick"', 'budget="quick", only="compatibility"')
-    exec(code, {})
+    assert "assert certificate.lets_out " in code
+    names: dict[str, Any] = {}
+    exec(code.replace("assert certificate.lets_out ", "certificate.lets_out "), names)
+    assert names["certificate"].verdict is Verdict.PASS
+    assert not names["certificate"].lets_out  # a part of the checks never does
 
 
 def test_importing_specverify_brings_no_torch() -> None:
@@ -81,9 +86,24 @@ def test_mistakes_are_one_sentence() -> None:
         ({"only": "loseless"}, "lossless"),
         ({"seed": -1}, "seed"),
         ({"budget": "big"}, "budget"),
+        ({"seed": "three"}, "seed to 'three', which is not an integer"),
+        ({"only": 3}, "only to 3, which is not"),
+        ({"params": {"top_k": 5}}, "params to {'top_k': 5}, which is not a table"),
+        ({"minimum_speedup": None}, "minimum_speedup to None, which is not a number"),
+        ({"lossless_tokens": 10**9}, "at most 100,000,000"),
+        ({"largest_undetected_shift": 1e-9}, "largest_undetected_shift"),
     ):
         with pytest.raises(PlanError, match=said):
             certify_pair(**fields)
-    with pytest.raises(PromptError, match="there is no prompt"):
-        certify_pair(prompts=[])
+    twice = Prompt(id="a", domain="b", text="c")
+    for prompts, wrong in (
+        ([], "there is no prompt"),
+        ([3], "prompt 1 is not a string"),
+        (["Once", None], "prompt 2 is not a string"),
+        ([""], "prompt 1 is empty"),
+        (["x", "\ud800"], "prompt 2 holds half of a surrogate pair"),
+        ([twice, twice], "prompt 2 has the id 'a'"),
+    ):
+        with pytest.raises(PromptError, match=wrong):
+            certify_pair(prompts=prompts)
     assert plan_of(budget="deep", lossless_tokens=5).lossless_tokens == 5

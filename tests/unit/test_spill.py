@@ -107,3 +107,32 @@ def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(spill, "_file", type("Full", (), {"seek": staticmethod(full)})())
     with pytest.raises(OutputError, match="can't keep the evidence on disk: no space left on device; free some space"):
         spill.put(np.zeros(3))
+
+
+def test_no_place_for_evidence_is_one_sentence(tmp_path: Path) -> None:
+    """As the run begins; TMPDIR helps only where no folder was named."""
+    with pytest.raises(
+        OutputError, match="can't keep the evidence on disk: no such file or directory; check that disk"
+    ):
+        Spill(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(("named", "advice"), [(True, "free some space$"), (False, "free some space, or set TMPDIR")])
+def test_the_advice_is_of_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool, advice: str) -> None:
+    """The folder of a certificate is not where TMPDIR says."""
+
+    def full(dir: Path | None) -> None:  # noqa: A002 - as `tempfile` names it
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specverify.spill.tempfile.TemporaryFile", full)
+    with pytest.raises(OutputError, match=advice):
+        Spill(tmp_path if named else None)
+
+
+def test_what_does_not_come_back_is_one_sentence() -> None:
+    """A disk that lost the end of the file."""
+    spill = Spill()
+    kept = spill.put(np.zeros(3))
+    spill._file.truncate(10)
+    with pytest.raises(OutputError, match="24 bytes were kept and 10 came back; check that disk"):
+        kept.read()

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from specverify.codec import dump
 from specverify.errors import OutputError
-from specverify.records import Verdict
+from specverify.plan import Plan
+from specverify.records import Plot, PlotKind, Series, Verdict
 from specverify.statement import (
     contradictions,
     load_certificate,
     read_certificate,
     read_statement,
     render_statement,
+    statement_of,
 )
 from tests.unit.certificates import certificate_of, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CERTIFICATE = certificate_of()
 TEXT = render_statement(CERTIFICATE)
@@ -52,6 +58,32 @@ def test_undecided_is_not_passed() -> None:
     raw = json.loads(render_statement(certificate_of(result_of("greedy", Verdict.INCONCLUSIVE))))
     assert raw["predicate"]["result"] == "WARNED"
     assert raw["predicate"]["warnedTests"] == ["greedy"]
+
+
+def test_a_part_is_not_passed() -> None:
+    """Neither is a demonstration; but what failed has failed."""
+    part = certificate_of(result_of("greedy"), plan=Plan(only=("greedy",)))
+    missed = replace(CERTIFICATE, fault="always-accept")
+    for partial in (part, missed):
+        assert (partial.verdict, partial.lets_out) == (Verdict.PASS, False)
+        assert statement_of(partial)["predicate"]["result"] == "WARNED"
+    failed = certificate_of(result_of("greedy", Verdict.FAIL), plan=Plan(only=("greedy",)))
+    assert statement_of(failed)["predicate"]["result"] == "FAILED"
+    assert CERTIFICATE.lets_out
+
+
+def test_the_documents_recipe_gives_the_records_digest(tmp_path: Path) -> None:
+    """As it stands there, without specverify: with NaN, infinity, lists of numbers, and letters beyond ASCII."""
+    text = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+    recipe = re.search(r"```python\n(import hashlib.*?)```", text, re.DOTALL)
+    assert recipe is not None
+    series = Series(label="Σ min(p, q) — é", x=(1.0, 2.0), y=(1e-7, float("nan")), low=(float("-inf"), 0.1))
+    plot = Plot(id="p", title="t", x_label="x", y_label="y", kind=PlotKind.LINE, series=(series,))
+    drawn = replace(CERTIFICATE, checks=(replace(CERTIFICATE.checks[0], plots=(plot,)), *CERTIFICATE.checks[1:]))
+    (tmp_path / "certificate.json").write_text(render_statement(drawn), encoding="utf-8")
+    command = [sys.executable, "-I", "-c", recipe[1], str(tmp_path / "certificate.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == statement_of(drawn)["predicate"]["specverify"]["sha256"]
 
 
 @pytest.mark.parametrize(

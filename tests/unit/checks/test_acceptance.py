@@ -14,10 +14,10 @@ import torch
 from specverify.checks.acceptance import (
     acceptance,
     boundaries,
-    drafts_tested,
     smallest_detectable_shift,
     tokens_per_step_interval,
 )
+from specverify.checks.counters import drafts_tested
 from specverify.choices.enumerate import Enumerate, every_path
 from specverify.context import Row
 from specverify.decoding import Decoder, speculative

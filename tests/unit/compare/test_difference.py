@@ -86,6 +86,18 @@ def test_certificates_are_compared_without_prompts() -> None:
     assert abs(report.acceptance.difference.high - (-0.01 + 0.01 * math.sqrt(2))) < 1e-9
 
 
+def test_a_certificate_beside_itself_is_no_change() -> None:
+    """However wide its intervals are; what it says of itself still counts."""
+    wide = bare("c", 0.7, 0.2)
+    assert compare(wide, wide).verdict is Verdict.INCONCLUSIVE
+    report = compare(wide, wide, same=True)
+    assert report.verdict is Verdict.PASS
+    assert report.acceptance.difference == Between(estimate=0.0, low=0.0, high=0.0)
+    assert "one certificate" in render_comparison(report)
+    failed = dataclasses.replace(wide, verdict=Verdict.FAIL)
+    assert compare(failed, failed, same=True).verdict is Verdict.FAIL
+
+
 def test_a_certificate_that_fails_refuses_the_rollout() -> None:
     """Whatever its acceptance is."""
     better = bare("b", 0.9, 0.01, verdict=Verdict.FAIL)

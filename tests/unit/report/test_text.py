@@ -52,6 +52,7 @@ def test_duration(seconds: float, said: str) -> None:
 
 def test_clean() -> None:
     """Control and direction characters are replaced, long text is cut with the rest counted."""
-    assert clean("a\x1b\u202e\ud800\x85b\n\t") == "a\ufffd\ufffd\ufffd\ufffdb\n\t"
+    assert clean("a\x1b\u202e\ud800\x85b\n\t") == "a\ufffd\ufffd\ufffd\ufffdb  "
+    assert clean("a\r\nb\u2028c\t", lines=True) == "a\ufffd\nb\ufffdc\t"
     assert clean("x" * 12, most=10) == "xxxxxxxxxx… (2 more characters)"
     assert at_most("a\nb   c", 4) == "a b…"
