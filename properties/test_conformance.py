@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
+from properties.conftest import HERE, pytest_collection_modifyitems
 from specverify.decoding import Decoder
 from specverify.drafting import NoDraft
 from specverify.errors import ClaimViolated
@@ -48,6 +50,7 @@ FAULTS = [
     ("acceptance", "ratio-inflated"),
     ("acceptance", "ratio-square-root"),
     ("acceptance", "always-accept"),
+    ("acceptance", WRONG + "half_ratio"),
     ("residual", "residual-from-target"),
     ("residual", "residual-wrong-row"),
     ("residual", "residual-not-clamped"),
@@ -79,3 +82,31 @@ def test_claim_fails_on_its_fault(claim_id: str, fault: str) -> None:
 def test_every_claim_has_a_fault() -> None:
     """None is left out of the list above."""
     assert {claim_id for claim_id, _ in FAULTS} == set(BY_ID)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("--specverify-rule", "claim"), ("--specverify-engine", "cell"), ("", None)]
+)
+def test_somebody_elses_is_all_that_is_looked_at(given: str, kept: str | None) -> None:
+    """`pytest properties --specverify-rule m:f` holds nothing else of this folder; other folders keep their tests."""
+    items = [
+        SimpleNamespace(name=name, path=folder / "test.py", fixturenames=arguments)
+        for name, folder, arguments in (
+            ("claim", HERE, ["claim_id", "qualified_rule"]),
+            ("cell", HERE, ["cell_id"]),
+            ("ours", HERE, []),
+            ("elsewhere", HERE.parent, []),
+        )
+    ]
+    left_out: list[object] = []
+
+    def deselected(*, items: list[object]) -> None:
+        left_out.extend(items)
+
+    hook = SimpleNamespace(pytest_deselected=deselected)
+    config = SimpleNamespace(getoption=lambda option: option == given, hook=hook)
+    everything = list(items)
+    pytest_collection_modifyitems(config, items)
+    assert [item.name for item in items if item.path.parent == HERE] == ([kept] if kept else ["claim", "cell", "ours"])
+    assert items[-1].name == "elsewhere"
+    assert [each for each in everything if each not in items] == left_out

@@ -383,7 +383,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("acceptance", "no draft is accepted more often than min(p, q)", _acceptance, "Accept where u < p(x) / q(x), with p and q of the drafted id's own row."),
     Claim("residual", "a rejected draft is replaced from norm [p - q]+ of its own row", _residual, "Look at the row's index, the clamp at 0, and the normalisation."),
     Claim("bonus", "the token after a wholly accepted block follows the target's last row", partial(_law_claim, measures.bonus, "the target's last row, on {} instances"), "Look at which row and whose law the bonus is drawn from."),
-    Claim("support", "an id of target probability 0 is never emitted, at u = 0 too", _support, "Compare strictly: torch.rand does return 0."),
+    Claim("support", "an id of target probability 0 is never emitted, at u = 0 too", _support, "Compare strictly, since torch.rand does return 0, and take what follows a draft from its own row."),
     Claim("lossless", "one step, continued by the target, has the target's law at every position", partial(_law_claim, measures.lossless, "TV at most {1:.0e} on {0} instances"), "The claims above say which part of the rule is wrong."),
     Claim("point-masses", "drafts that were not drawn (one-hot q, or None) are verified losslessly", _point_masses, "With q a point mass, accept with p(x) and replace from p without x.", needs_the_law=True),
     Claim("equal-laws", "where p = q the law is right, and nothing divides by an empty residual", _same_laws, "Fall back to p where [p - q]+ has no mass.", needs_the_law=True),

@@ -139,12 +139,13 @@ def _excess(case: Case, prefix: Prefix) -> Deviation:
     effect = math.fsum(max(0.0, a - m) for a, m in zip(accepted, overlap, strict=True))
     token = max(range(len(accepted)), key=lambda each: accepted[each] - overlap[each])
     said = f"accepts id {token} with probability {_short(accepted[token])} where min(p, q) is {_short(overlap[token])}"
+    hints = (("so little is rounding: the ratio, or a law, in half precision",) if effect < 1e-3 else ()) + (
+        "more acceptance than the overlap of the two laws is lossy",
+    )
     table = tuple(
         (f"id {token} drafted and accepted", m, a) for token, (m, a) in enumerate(zip(overlap, accepted, strict=True))
     )
-    return Deviation(
-        effect, said, _after(prefix), table, ("more acceptance than the overlap of the two laws is lossy",)
-    )
+    return Deviation(effect, said, _after(prefix), table, hints)
 
 
 def accepted_too_rarely(case: Case) -> Deviation:
@@ -218,6 +219,9 @@ def _recognised(case: Case, prefix: Prefix, by_draft: dict[int, list[float]]) ->
         "it takes q from the row after the rejected token": lambda x: _positive(p, following[x]),
         "it is the target's row after the rejected token": lambda x: after[x],
     }
+    if prefix:
+        before = _positive(case.target(prefix[:-1]), case.draft(prefix[:-1]))
+        guesses["it is the residual of the row before"] = lambda _: before
     return tuple(
         said
         for said, guess in guesses.items()

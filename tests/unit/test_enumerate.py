@@ -80,6 +80,17 @@ def test_each_start_has_paths_of_its_own() -> None:
     assert paths == {(0, 0): 0.25, (0, 1): 0.75, (1, 1): 0.5, (1, 2): 0.5}
 
 
+def test_beyond_0_and_1_is_certain() -> None:
+    """A rule that doesn't clamp its ratio asks with 1.5 or -0.5: one path, whose weight is 1."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        prob = torch.tensor([1.5, -0.5]).expand(len(choices.records), -1)
+        return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(2)).long()
+
+    [(outcomes, weights)] = every_path(program)
+    assert (outcomes.tolist(), weights.tolist()) == ([[1, 0]], [1.0])
+
+
 def test_fractions_are_weights_of_one_start() -> None:
     """A coin of 1/3 and one that is certain: two paths of one starting point, whose weights are 2/3 and 1/3."""
 

@@ -146,8 +146,20 @@ def test_tiny_temperatures_stay_finite(temperature: float, dtype: torch.dtype) -
 def test_parameters_that_leave_no_token_are_an_error() -> None:
     """Banning everything is refused, not answered with some id."""
     params = SamplingParams(temperature=0, banned_token_ids=tuple((token,) for token in range(VOCAB_SIZE)))
-    with pytest.raises(NonFiniteLogits, match="leave no token"):
+    words = "^the sampling parameters leave no token that may be emitted; loosen the bans or the minimum length$"
+    with pytest.raises(NonFiniteLogits, match=words):
         law_after(params, [[1]], torch.zeros(1, VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("broken", [-torch.inf, torch.inf, torch.nan])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_one_broken_row_is_an_error(broken: float, temperature: float) -> None:
+    """Wherever it stands in the batch: no law is made up for it, and none of the sound row's."""
+    logits = torch.zeros(2, VOCAB_SIZE)
+    logits[1] = broken
+    for order in ([0, 1], [1, 0]):
+        with pytest.raises(NonFiniteLogits):
+            law_after(SamplingParams(temperature=temperature), [[1], [2]], logits[order])
 
 
 @pytest.mark.parametrize("sizes", [(11, 12), (12, 11)])

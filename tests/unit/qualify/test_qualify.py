@@ -76,6 +76,20 @@ def test_a_wrong_function_is_blamed_for_what_is_wrong(name, blamed, looks_like):
         assert {each.verdict for each in special} == {Verdict.NOT_RUN}
 
 
+@pytest.mark.parametrize(
+    ("name", "claim_id", "said"),
+    [
+        ("half_ratio", "acceptance", ("should have been rejected", "so little is rounding: the ratio")),
+        ("residual_of_the_row_before", "residual", ("looks like  it is the residual of the row before",)),
+    ],
+)
+def test_a_failure_says_what_it_looks_like(name, claim_id, said):
+    """A deviation of a ten-thousandth is told as one, not as two figures that look alike."""
+    text = failure(BY_ID[claim_id].result(Exact(subject(name, getattr(verifiers, name)))))
+    for part in said:
+        assert part in text
+
+
 def test_a_failure_reads_in_one_piece():
     """Claim, effect, the laws in fractions, expected and actual, what to do, how to see it again."""
     result = BY_ID["residual"].result(Exact(subject("wrong", verifiers.residual_from_wrong_row)))

@@ -233,6 +233,29 @@ def shortcut_when_equal(draft_ids, draft_probs, target_probs):
     return plain(draft_ids, draft_probs, target_probs)
 
 
+def half_ratio(draft_ids, draft_probs, target_probs):
+    """The ratio is rounded to float16: a two-thousandth of it, up or down."""
+    for place, token in enumerate(draft_ids.tolist()):
+        ratio = (target_probs[place, token] / draft_probs[place, token]).half().double()
+        if torch.rand((), dtype=torch.float64) < ratio:
+            continue
+        left = (target_probs[place] - draft_probs[place]).clamp(min=0)
+        return [*draft_ids[:place].tolist(), torch.multinomial(left, 1).item()]
+    return [*draft_ids.tolist(), torch.multinomial(target_probs[-1], 1).item()]
+
+
+def residual_of_the_row_before(draft_ids, draft_probs, target_probs):
+    """Off by one, the other way."""
+    for place, token in enumerate(draft_ids.tolist()):
+        if torch.rand((), dtype=torch.float64) < target_probs[place, token] / draft_probs[place, token]:
+            continue
+        row = max(place - 1, 0)
+        left = (target_probs[row] - draft_probs[row]).clamp(min=0)
+        law = left if left.sum() > 0 else target_probs[row]
+        return [*draft_ids[:place].tolist(), torch.multinomial(law, 1).item()]
+    return [*draft_ids.tolist(), torch.multinomial(target_probs[-1], 1).item()]
+
+
 def tolerant_ratio(draft_ids, draft_probs, target_probs):
     """A ratio is taken for 1 when it is within 96 units of rounding: nothing in float64, three quarters in bfloat16."""
     for place, token in enumerate(draft_ids.tolist()):
