@@ -252,15 +252,18 @@ def _laws(
 
 
 _BUMPS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Logits by which a token outside the support is raised, to see how far outside it lies."""
+"""Logits by which a token outside the support is raised, to see how far outside it lies; halved from there on."""
+_EDGE_WITHIN = 1.02
+"""Factor to which that distance is found."""
 
 
 def _distance_to_support(
     prob: Float[Tensor, " n"], raw: Float[Tensor, "n vocab"], where: dict[str, Tensor], chunk: Sequence[DecodeTrace]
 ) -> Float[Tensor, " n"]:
-    """0 inside the support; outside, the smallest raise of the token's logit in `_BUMPS` that brings it in, else infinite.
+    """0 inside the support; outside, the smallest raise that brings it in, to `_EDGE_WITHIN`, infinite beyond 3 logits.
 
     Top-k, top-p and min-p cut where the last bits of the logits decide, and an engine's last bits are not the scorer's.
+    Logits that are off by B each differ by 2B, and where that alone brings a token in, the raise is 2B at most.
     """
     edge = torch.where(prob > 0, 0.0, torch.inf)
     for index in (prob == 0).nonzero()[:, 0].tolist():
@@ -270,15 +273,25 @@ def _distance_to_support(
             int(where["token"][index]),
         )
         if _inside(raw[index], trace, position, token, _BUMPS[-1]):  # a ban is not lifted by any
-            edge[index] = next(bump for bump in _BUMPS if _inside(raw[index], trace, position, token, bump))
+            number = next(at for at, bump in enumerate(_BUMPS) if _inside(raw[index], trace, position, token, bump))
+            low, high = _BUMPS[max(0, number - 1)], _BUMPS[number]
+            while high > _EDGE_WITHIN * low:
+                middle = (low * high) ** 0.5
+                low, high = (low, middle) if _inside(raw[index], trace, position, token, middle) else (middle, high)
+            edge[index] = high
     return edge
 
 
 def _inside(raw: Float[Tensor, " vocab"], trace: DecodeTrace, position: int, token: int, bump: float) -> bool:
-    """Whether the token would be in the support with its logit raised."""
+    """Whether the token would be in the support with its logit raised over all that is less than so far ahead.
+
+    Those behind rise with it, for top-p cuts by the mass that is ahead.
+    """
     prompt = trace.request.prompt_ids
-    raised = raw.double().clone()
-    raised[token] += bump
+    raised = raw.double()
+    its = raised[token]
+    raised = torch.where(raised <= its + bump, torch.minimum(raised, its) + bump, raised)
+    raised[token] = its + _EDGE_WITHIN * bump
     law = probabilities(
         raised[None, None],
         [trace.request.params],

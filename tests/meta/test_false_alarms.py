@@ -133,25 +133,23 @@ CASES: dict[str, tuple[Subject, Plan]] = {
 
 
 PARAMETERS = tuple(check for check in CORRECTNESS if check.id == "parameters")
-REST = tuple(check for check in CORRECTNESS if check.id != "parameters")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_check_fails_what_is_right(name):
     """INCONCLUSIVE is allowed: an odd pair may leave a check without anything to see."""
     subject, plan = CASES[name]
-    for result in measured(None, REST if name == TIES else CORRECTNESS, subject, plan):
+    for result in measured(None, CORRECTNESS, subject, plan):
         assert result.verdict is not Verdict.FAIL, f"{result.id}: {result.summary}"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a token at the very border of top-p is inside in one shape of batch, outside in another"
-)
-def test_a_near_tie_at_the_border_of_top_p_is_no_fault():
-    """The support is checked without an allowance for the target's measured noise."""
+@pytest.mark.parametrize("seed", range(17, 20))
+def test_a_near_tie_at_the_border_of_top_p_is_no_fault(seed):
+    """A token at the very border is inside in one shape of batch, outside in another: that is noise, and counted as such."""
     subject, plan = CASES[TIES]
-    (result,) = measured(None, PARAMETERS, subject, replace(plan, parameter_tokens=320))
+    (result,) = measured(None, PARAMETERS, subject, replace(plan, parameter_tokens=320, seed=seed))
     assert result.verdict is not Verdict.FAIL, result.summary
+    assert any("lie at the edge of the support" in finding.text for finding in result.findings)
 
 
 @pytest.mark.nightly
@@ -161,5 +159,5 @@ def test_no_check_fails_what_is_right_with_more_samples(name, seed):
     """Three times the tokens, other seeds."""
     subject, plan = CASES[name]
     plan = replace(plan, seed=2_000 + seed, lossless_tokens=3 * plan.lossless_tokens)
-    for result in measured(None, REST if name == TIES else CORRECTNESS, subject, plan):
+    for result in measured(None, CORRECTNESS, subject, plan):
         assert result.verdict is not Verdict.FAIL, f"{result.id}: {result.summary}"

@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specverify.checks.evidence import detectable_shift, impossible, support, tokens_needed
 from specverify.checks.lossless import lossless
 from specverify.checks.parameters import parameters
 from specverify.plan import Plan
 from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams, Verdict
-from specverify.scoring import ScoredTraces, score
+from specverify.sampling import probabilities
+from specverify.scoring import ScoredTraces, _distance_to_support, score
 from tests.unit.checks.hashed import VOCAB_SIZE, HashedModel, concluded, subject
 
 PLAN = Plan(max_new_tokens=16)
@@ -34,9 +38,30 @@ def test_the_edge_is_how_far_the_logit_would_have_to_rise():
     row = HashedModel().row((1, 2)).sort(descending=True).values
     inside, below = (outside(SamplingParams(top_k=3), rank=rank)["edge"][0] for rank in (2, 3))
     assert inside == 0
-    assert below / 10 < float(row[2] - row[3]) <= below
+    assert below == pytest.approx(float(row[2] - row[3]), rel=0.05)
     banned = int(HashedModel().row((1, 2)).argmax())
     assert outside(SamplingParams(banned_token_ids=((banned,),)), rank=0)["edge"][0] == np.inf
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}]), st.floats(1e-3, 0.5))
+def test_what_noise_alone_brings_in_lies_within_twice_its_size(seed: int, cut: dict, size: float):
+    """Whatever token another engine may emit whose logits are off by B at most is found at an edge of 2B at most."""
+    random = torch.Generator().manual_seed(seed)
+    logits = (4 * torch.rand((1, 1, 16), generator=random, dtype=torch.float64)).round(decimals=1)  # ties, too
+    noise = size * (2 * torch.rand(logits.shape, generator=random, dtype=torch.float64).round() - 1)
+    params = SamplingParams(**cut, max_new_tokens=1)
+    ids, length = torch.tensor([[1, 2]]), torch.tensor([[2]])
+    laws = [
+        probabilities(each, [params], token_ids=ids, prefix_lengths=length, prompt_lengths=length[0])[0, 0]
+        for each in (logits, logits + noise)
+    ]
+    request = DecodeRequest(id="r", prompt_ids=(1, 2), params=params)
+    for token in ((laws[0] == 0) & (laws[1] > 0)).nonzero()[:, 0].tolist():
+        trace = DecodeTrace(request=request, sample=0, token_ids=(token,), finish=FinishReason.LENGTH)
+        where = {name: torch.tensor([value]) for name, value in (("row", 0), ("position", 0), ("token", token))}
+        (edge,) = _distance_to_support(laws[0][[token]], logits[0], where, [trace]).tolist()
+        assert 0 < edge <= 2 * size * 1.03 + 1e-5
 
 
 def test_a_token_outside_the_support_is_proof_where_nothing_moves():
