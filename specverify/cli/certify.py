@@ -42,6 +42,7 @@ def certify(
     serve: options.Serve = "",
     option: options.EngineOption = None,
     off: options.OffEngine = "",
+    score_by: options.ScoreBy = "target",
     device: options.Device = None,
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -65,7 +66,7 @@ def certify(
         target=target, draft=draft, pair=pair, drafter=drafter, rule=rule, fault=fault, prompts=prompts, plan_file=plan, policy=policy,
         num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
         dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
-        engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off,
+        engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off, score_by=score_by,
     )  # fmt: skip
     cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
     if matrix is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specverify.cli.invocation import require_known
 from specverify.engines import EngineSettings
 from specverify.engines.arms import Guarded, TwoArms
 from specverify.errors import PlanError, SubjectError
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 
     from specverify.cli.invocation import Invocation, Sources
     from specverify.plan import Plan
+    from specverify.records import Certificate
     from specverify.subject import Subject
+    from specverify.watch import Watch
 
-__all__ = ["decoded_by_engine", "engine_settings"]
+__all__ = ["certified_by_engine", "decoded_by_engine", "engine_settings"]
 
 
-def engine_settings(invocation: Invocation, sources: Sources, subject: Subject, plan: Plan) -> EngineSettings:
+def engine_settings(
+    invocation: Invocation, sources: Sources, plan: Plan, *, eos_token_ids: tuple[int, ...], max_length: int
+) -> EngineSettings:
     """The pair's folders and the engine's own options. Raises `PlanError` for what doesn't go together."""
     if invocation.fault:
         msg = (
@@ -37,8 +42,8 @@ def engine_settings(invocation: Invocation, sources: Sources, subject: Subject, 
         target=folder_of(sources.target) or Path(sources.target),
         draft=(folder_of(sources.draft) or Path(sources.draft)) if sources.draft is not None else None,
         num_speculative_tokens=plan.num_speculative_tokens,
-        eos_token_ids=subject.eos_token_ids,
-        max_length=min(subject.target.max_length, 4096),
+        eos_token_ids=eos_token_ids,
+        max_length=min(max_length, 4096),
         url=invocation.url,
         model=invocation.model,
         serve=invocation.serve,
@@ -61,7 +66,8 @@ def decoded_by_engine(
     from specverify.checks.noise import noise_of_engine
     from specverify.conformance.run import opened_arms
 
-    settings = engine_settings(invocation, sources, subject, plan)
+    eos, length = subject.eos_token_ids, subject.target.max_length
+    settings = engine_settings(invocation, sources, plan, eos_token_ids=eos, max_length=length)
     with opened_arms(invocation.engine, settings, off=invocation.off, say=say) as arms:
         off = arms.off if arms.off is not None else subject.engine
         engine = TwoArms(Guarded(arms.on), Guarded(off))
@@ -71,3 +77,48 @@ def decoded_by_engine(
                 noise = noise_of_engine(Guarded(arms.off), subject, plan)
                 say(f"without speculation the engine's logits are seen to lie within {noise:.2g} of the target's")
         yield replace(subject, engine=engine, decoder=None, rule="", drafts_follow_law=False, engine_noise=noise)
+
+
+def certified_by_engine(
+    invocation: Invocation, sources: Sources, plan: Plan, *, watch: Watch, say: Callable[[str], None]
+) -> Certificate:
+    """`--score-by engine`: of the target only the tokenizer and the configuration are read; see `conformance.by_engine`.
+
+    The draft is loaded where there is one: it makes the laws of faults that leak it known. Raises what loading and opening raise.
+    """
+    from specverify.checks.compatibility import eos_ids
+    from specverify.cli.setup import balanced, encode
+    from specverify.conformance.by_engine import CELLS_BY_ENGINE, certify_by_engine
+    from specverify.conformance.laws import Laws
+    from specverify.conformance.run import opened_arms
+    from specverify.models.absent import load_without_weights
+    from specverify.models.fingerprint import fingerprint
+    from specverify.models.loading import load_model
+    from specverify.prompt_file import read_prompts
+
+    for name in plan.only:
+        require_known("check with --score-by engine", name, CELLS_BY_ENGINE)
+    target = load_without_weights(sources.target, trust_remote_code=invocation.trust_remote_code)
+    draft = None
+    if sources.draft is not None:
+        draft = load_model(
+            sources.draft, device=plan.device, dtype=plan.dtype, trust_remote_code=invocation.trust_remote_code
+        )
+    room = min(one.model.max_length for one in (target, draft) if one is not None)
+    prompts = encode(
+        balanced(read_prompts(sources.prompts), plan.max_prompts),
+        target,
+        positions=room,
+        max_new_tokens=plan.max_new_tokens,
+        ours=invocation.prompts is None,
+    )
+    laws = Laws(
+        target=target.model,
+        draft=draft.model if draft is not None else None,
+        prompts=prompts,
+        eos_token_ids=eos_ids(target),
+        fingerprints=(fingerprint(target), fingerprint(draft) if draft is not None else None),
+    )
+    settings = engine_settings(invocation, sources, plan, eos_token_ids=laws.eos_token_ids, max_length=room)
+    with opened_arms(invocation.engine, settings, off=invocation.off, say=say) as arms:
+        return certify_by_engine(arms.on, arms.off, laws, plan, watch=watch, command=invocation.command())

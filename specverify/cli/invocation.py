@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAFTERS", "Invocation", "Sources", "require_known"]
 
+SCORERS = ("target", "engine")
+"""What `--score-by` takes probabilities from."""
 DRAFTERS = ("model", "prompt-lookup", "shared-ids", "text")
 """Where `--drafter` takes drafts from: the last two are a draft model with another tokenizer than the target's."""
 
@@ -55,6 +57,8 @@ class Invocation:
     serve: str = ""
     option: tuple[str, ...] = ()
     off: str = ""
+    score_by: str = "target"
+    """The target, loaded here, or the engine's own log-probabilities without speculation."""
     trust_remote_code: bool = False
     prompts: Path | None = None
     plan_file: Path | None = None
@@ -71,10 +75,12 @@ class Invocation:
     def sources(self) -> Sources:
         """Which models and prompts. Raises `UsageError` where the arguments don't go together."""
         require_known("drafter", self.drafter, DRAFTERS)
+        require_known("scorer", self.score_by, SCORERS)
         if not self.engine:
-            for option in ("url", "serve", "model", "off", "option"):
-                if getattr(self, option):
-                    msg = f"--{option} is for an engine, so say which: add --engine NAME, or leave --{option} out"
+            for option in ("url", "serve", "model", "off", "option", "score_by"):
+                if getattr(self, option) != getattr(Invocation, option):
+                    named = option.replace("_", "-")
+                    msg = f"--{named} is for an engine, so say which: add --engine NAME, or leave --{named} out"
                     raise UsageError(msg)
         lookup = self.drafter == "prompt-lookup"
         if self.target is None:

@@ -57,6 +57,14 @@ EngineOption = Annotated[
 OffEngine = Annotated[
     str, Option("--off", metavar="ENGINE", help="The engine without speculation, where it can't be switched off.")
 ]
+ScoreBy = Annotated[
+    str,
+    Option(
+        "--score-by",
+        metavar="WHO",
+        help="target, or engine: the log-probabilities of its prompt_logprobs, where the target does not fit here.",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool, Option("--trust-remote-code", help="Run code that a model brings along. Off unless asked: read it first.")
 ]

@@ -40,19 +40,17 @@ from specverify.told_law import score_by_told_laws
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-    from jaxtyping import Float
-    from torch import Tensor
-
     from specverify.checks.check import Check
     from specverify.conformance.laws import Laws
     from specverify.engines import Engine, Rescoring
-    from specverify.models import LanguageModel, Session
+    from specverify.models import LanguageModel
     from specverify.plan import Plan
     from specverify.records import Certificate, DecodeTrace
     from specverify.watch import Watch
 
-__all__ = ["TOP", "Absent", "certify_by_engine"]
+__all__ = ["CELLS_BY_ENGINE", "TOP", "certify_by_engine"]
+
+CELLS_BY_ENGINE = ("drafting", "vocabulary", "greedy", "lossless")
 
 TOP = 20
 """Likeliest ids whose probabilities are asked for: as many as vLLM tells without `--max-logprobs`."""
@@ -61,30 +59,6 @@ _MOST_NOISE = 0.5
 _LEAST_NOISE = 1e-6
 _CLAIM_OF_LAW = "emitted tokens follow the law that the engine tells of itself without speculation"
 _CLAIM_OF_GREEDY = "at temperature 0, every token is the first choice that the engine tells without speculation"
-
-
-@dataclass(frozen=True)
-class Absent:
-    """A target that is not here: all that is known of it without its weights."""
-
-    name: str
-    vocab_size: int
-    num_embeddings: int
-    max_length: int
-    device: torch.device
-
-    def open(self, prompts: Sequence[Sequence[int]]) -> Session:
-        """Not possible."""
-        del prompts
-        raise PlanError(self._missing())
-
-    def logits(self, sequences: Sequence[Sequence[int]]) -> Float[Tensor, "batch length vocab"]:
-        """Not possible."""
-        del sequences
-        raise PlanError(self._missing())
-
-    def _missing(self) -> str:
-        return f"the target {self.name} isn't loaded here, so this can't be asked of it; leave --score-by engine out"
 
 
 @dataclass(frozen=True)
@@ -199,7 +173,7 @@ def certify_by_engine(
     command: str = "specverify certify",
     top: int = TOP,
 ) -> Certificate:
-    """Hold greedy exactness and the law of an engine against what it tells without speculation; `laws.target` may be `Absent`.
+    """Hold greedy exactness and the law of an engine against what it tells without speculation; `laws.target` may be absent.
 
     Raises `PlanError` for an engine that can't be asked without speculation or tells no log-probabilities of a prompt, and for
     sampling parameters under which the law is not known from the likeliest ids alone.

@@ -50,15 +50,17 @@ def fingerprint(loaded: LoadedModel) -> ModelFingerprint:
     folder = folder_of(loaded.source)
     weights = weight_files(folder) if folder is not None else []
     files = file_digests(folder, model_files(folder)) if folder is not None else {}
-    model = loaded.model
+    model, module = loaded.model, getattr(loaded.model, "module", None)
+    if folder is not None and weights:
+        weights_sha256 = weights_digest(files, [file.relative_to(folder).as_posix() for file in weights])
+    else:  # a model that is not here has no digest
+        weights_sha256 = _tensors_sha256(module.state_dict()) if module is not None else ""
     return ModelFingerprint(
         name=loaded.source,
-        architecture=type(model.module).__name__,
+        architecture=type(module).__name__ if module is not None else (loaded.config.architectures or ["unknown"])[0],
         num_parameters=model.num_parameters,
         vocab_size=model.vocab_size,
-        weights_sha256=weights_digest(files, [file.relative_to(folder).as_posix() for file in weights])
-        if folder is not None and weights
-        else _tensors_sha256(model.module.state_dict()),
+        weights_sha256=weights_sha256,
         tokenizer_sha256=_tokenizer_sha256(loaded, folder),
         template_sha256=_json_sha256(getattr(loaded.tokenizer, "chat_template", None)),
         config_sha256=_config_sha256(loaded, folder),

@@ -11,7 +11,7 @@ import stamina
 from specverify.engines import ALL_PARAMETERS, Capability, EngineSettings
 from specverify.engines.dialect import DIALECTS
 from specverify.engines.openai import opened, opened_vllm
-from specverify.errors import PlanError, RequestRefused
+from specverify.errors import PlanError, RequestRefused, SubjectError
 from specverify.models.calibration import write_calibration_pair
 from specverify.records import FinishReason, SamplingParams
 from tests.engines.fakes import ALL, EOS, answer_of, faking, request_of, settings_of
@@ -226,3 +226,35 @@ def test_speculation_off_without_another_server_is_refused():
         assert Capability.SPECULATION_SWITCH not in engine.capabilities
         with pytest.raises(PlanError, match="off_url or serve_off"):
             list(engine.decode([request_of(speculation=False)]))
+
+
+def test_vllm_tells_its_own_laws_of_texts_without_speculation():
+    """For each token of a text, from the server that doesn't speculate; a dialect that can't says so."""
+
+    def answer(_, body):
+        told = [None, *({str(token): {"logprob": -token / 10, "rank": 1}} for token in body["prompt"][1:])]
+        told[-1]["9"] = {"logprob": -0.25, "rank": 1}
+        return 200, {"choices": [{"prompt_logprobs": told}]}
+
+    with (
+        faking(lambda *_: (200, answer_of("vllm", [7, 5], "length"))) as on,
+        faking(answer) as off,
+        opened(settings_of(on, "vllm", off_url=off.url)) as engine,
+    ):
+        traces = list(engine.decode([request_of()]))
+        assert list(engine.prompt_logprobs(traces, top=4)) == [[{7: -0.7}, {5: -0.5, 9: -0.25}]]
+    (body,) = off.bodies
+    assert (body["prompt"], body["prompt_logprobs"], body["max_tokens"]) == ([1, 2, 3, 7, 5], 4, 1)
+    with (
+        faking(lambda *_: (200, answer_of("vllm", [7], "length"))) as fake,
+        opened(settings_of(fake, "vllm", off_url=fake.url)) as engine,
+        pytest.raises(SubjectError, match=r"request r .*no choices.0.prompt_logprobs"),
+    ):
+        list(engine.prompt_logprobs(traces, top=4))
+    with (
+        faking(lambda *_: (200, answer_of("sglang", [7], "length"))) as fake,
+        opened(settings_of(fake, "sglang", off_url=fake.url)) as engine,
+    ):
+        assert Capability.PROMPT_LOGPROBS not in engine.capabilities
+        with pytest.raises(PlanError, match="sglang is not known to tell"):
+            list(engine.prompt_logprobs(traces, top=4))

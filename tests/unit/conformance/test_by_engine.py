@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from specverify.conformance import laws_of_models
-from specverify.conformance.by_engine import Absent, certify_by_engine
+from specverify.conformance.by_engine import certify_by_engine
 from specverify.conformance.cells import engine_plan
 from specverify.engines import Capability
 from specverify.engines.fake import fake_engine, laws_of
 from specverify.errors import PlanError, SubjectError
 from specverify.faults.engine import find_engine_fault
+from specverify.models.absent import Absent
 from specverify.records import DecodeRequest, SamplingParams, Verdict
 from specverify.told_law import score_by_told_laws
 
@@ -27,7 +27,7 @@ TOP = 6
 def run(fault: str = "", *, opposed: bool = True, with_draft: bool = True, only=(), off=None, seed: int = 17):
     engine = fake_engine(opposed=opposed)
     laws = laws_of_models(engine.target, engine.draft if with_draft else None, eos_token_ids=(0,), seed=seed)
-    absent = Absent(name="far away", vocab_size=24, num_embeddings=24, max_length=128, device=torch.device("cpu"))
+    absent = Absent(name="far away", vocab_size=24, max_length=128)
     faulty = find_engine_fault(fault).plant(engine) if fault else engine
     plan = replace(PLAN, only=tuple(only), seed=seed)
     return certify_by_engine(faulty, off or engine, replace(laws, target=absent), plan, top=TOP)
