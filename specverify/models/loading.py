@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from specverify.errors import PairError, UsageError
 from specverify.model_files import folder_of, read_json_object, weight_files
+from specverify.models.hub import require_hub
 from specverify.models.transformers import TransformersModel, require_working_rollback
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ TOKENIZER_FILES = (
 )
 """Any of these makes a tokenizer."""
 
+_NO_MODEL = "{name} can't be loaded ({reason}); try it with AutoModelForCausalLM"
+_NO_TOKENIZER = "the tokenizer of {name} can't be read ({reason}); copy or download its files again"
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -137,12 +140,15 @@ def load_model(
     folder = _local_folder(source)
     if folder is not None:
         _require_files(folder, allow_pickle=allow_pickle)
+    elif folder_of(name) is None:  # nor in the hub's cache
+        require_hub(name)
     where = str(folder or source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with _quiet(), _one_sentence(name):
         config = AutoConfig.from_pretrained(where, **options)
         _require_causal(config, name, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        with _one_sentence(name, _NO_TOKENIZER):
+            tokenizer = AutoTokenizer.from_pretrained(where, **options)
         module, info = cast("Any", AutoModelForCausalLM).from_pretrained(
             where,
             **options,
@@ -150,6 +156,7 @@ def load_model(
             dtype=DTYPES[dtype],
             device_map=device_map,
             use_safetensors=not allow_pickle or None,
+            ignore_mismatched_sizes=True,  # they are refused with their names
             output_loading_info=True,
         )
         _require_all_weights(info, name)
@@ -279,7 +286,7 @@ def _require_all_weights(info: Mapping[str, Any], name: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_sentence(name: str) -> Iterator[None]:
+def _one_sentence(name: str, otherwise: str = _NO_MODEL) -> Iterator[None]:
     """Turn whatever transformers raises while it loads `name` into one sentence that says what to do."""
     try:
         yield
@@ -289,14 +296,14 @@ def _one_sentence(name: str) -> Iterator[None]:
         msg = f"{name} does not fit into memory; use --dtype bfloat16, another device, or a device map"
         raise PairError(msg) from error
     except Exception as error:
-        raise PairError(_sentence(name, error)) from error
+        raise PairError(_sentence(name, error, otherwise)) from error
 
 
-def _sentence(name: str, error: Exception) -> str:
+def _sentence(name: str, error: Exception, otherwise: str) -> str:
     for holds, sentence in _CAUSES:
         if holds(str(error), type(error).__name__):
             return sentence.format(name=name, reason=_first_line(error))
-    return f"{name} can't be loaded ({type(error).__name__}: {_first_line(error)}); try it with AutoModelForCausalLM"
+    return otherwise.format(name=name, reason=f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _says(*words: str) -> Callable[[str, str], bool]:

@@ -170,10 +170,8 @@ class TransformersModel:
         if broken.any():
             row, place = np.argwhere(broken)[0]
             kind = "NaN" if bool(logits[row, place].isnan().any()) else "+inf"
-            msg = (
-                f"{self.name} returned {kind} after token {starts[row] + place} (counted from 0) of row {row}; "
-                "check the weights, or try --dtype float32"
-            )
+            msg = f"{self.name} returned {kind} after token {starts[row] + place} (counted from 0) of row {row}; check the weights"
+            msg += "" if self.dtype in (torch.float32, torch.float64) else ", or try --dtype float32"
             raise NonFiniteLogits(msg)
 
     @cached_property

@@ -110,12 +110,12 @@ def _bring_code(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{}"), "does not know; upgrade transformers"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
         (_drop_the_tokenizer, "has no tokenizer"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "can't be loaded"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "the tokenizer of .* can't be read"),
         (_truncate, "truncated or corrupt .*; copy or download it again"),
         (_lfs_pointer, "run git lfs pull"),
         (_pickle, "has pickled weights only .*; convert them .* in a place that you trust"),
         (_drop_a_tensor, r"lacks 1 of its weights \(the first is model\.layers\.1\.mlp\.up_proj\.weight\)"),
-        (lambda folder: _edit(folder / "config.json", intermediate_size=64), "another shape|can't be loaded"),
+        (lambda folder: _edit(folder / "config.json", intermediate_size=64), "another shape"),
         (lambda folder: _edit(folder / "config.json", model_type="nobody"), "upgrade transformers"),
         (lambda folder: _edit(folder / "config.json", model_type="t5"), "is an encoder-decoder"),
         (lambda folder: _edit(folder / "config.json", model_type="vit"), "is not a causal language model"),
@@ -177,6 +177,47 @@ def test_a_hub_name_while_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         load_model("nobody/nothing")
 
 
+def test_a_mistyped_folder_waits_for_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody answers, so the nearest folder is named at once; the hub's own client would try for half a minute."""
+
+    def nobody(address: tuple[str, int], timeout: float) -> None:
+        asked.append(address)
+        raise TimeoutError
+
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr("specverify.models.hub.socket.create_connection", nobody)
+    monkeypatch.setattr("specverify.models.hub.getproxies", dict)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.test")
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("the hub's client was asked"))
+    (tmp_path / "models" / "target").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        PairError, match=r"models/targt is not a folder here \(did you mean models/target\?\), and the hub"
+    ):
+        load_model("models/targt")
+    with pytest.raises(PairError, match="nobody/nothing is not a folder here, and the hub can't be reached"):
+        load_model("nobody/nothing")
+    assert asked == [("hub.test", 443)] * 2
+
+
+def test_a_configuration_of_another_size_names_the_tensor(folder: Path) -> None:
+    """Not what transformers says to somebody who calls it."""
+    _edit(folder / "config.json", vocab_size=33)
+    with pytest.raises(
+        PairError, match=r"weights of another shape than config.json says \((lm_head|model.embed_tokens)"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ['{"model": 3}', "nonsense"])
+def test_a_broken_tokenizer_is_named(folder: Path, text: str) -> None:
+    """The weights are whole, so nobody should look at them."""
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(PairError, match=f"the tokenizer of {folder} can't be read .*copy or download its files again"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
@@ -201,6 +242,7 @@ def test_what_transformers_raises_becomes_one_sentence(
         raise error
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
+    monkeypatch.setattr("specverify.models.loading.require_hub", lambda name: None)
     with pytest.raises(PairError, match=sentence) as caught:
         load_model("x/y")
     assert "\n" not in str(caught.value)

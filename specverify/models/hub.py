@@ -1,0 +1,32 @@
+"""Whether the hub can be reached: asked once, before its own client tries again and again."""
+
+from __future__ import annotations
+
+import socket
+from difflib import get_close_matches
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import huggingface_hub.constants
+
+from specverify.errors import PairError
+
+__all__ = ["require_hub"]
+
+_TIMEOUT_S = 3.0
+
+
+def require_hub(name: str) -> None:
+    """Raise `PairError` within seconds where the hub can't be reached, which its own client tries for half a minute."""
+    if huggingface_hub.constants.HF_HUB_OFFLINE or getproxies():  # the client knows at once, or goes another way
+        return
+    hub = urlsplit(huggingface_hub.constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_TIMEOUT_S).close()
+    except OSError as error:
+        folders = [str(each) for each in Path(name).parent.iterdir()] if Path(name).parent.is_dir() else []
+        near = get_close_matches(name, folders, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        msg = f"{name} is not a folder here{hint}, and the hub can't be reached; give a local folder, or download it first"
+        raise PairError(msg) from error
