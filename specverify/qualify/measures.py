@@ -138,7 +138,10 @@ def _excess(case: Case, prefix: Prefix) -> Deviation:
     accepted, overlap = _accepted(case, prefix), _overlap(case, prefix)
     effect = math.fsum(max(0.0, a - m) for a, m in zip(accepted, overlap, strict=True))
     token = max(range(len(accepted)), key=lambda each: accepted[each] - overlap[each])
-    said = f"accepts id {token} with probability {_short(accepted[token])} where min(p, q) is {_short(overlap[token])}"
+    said = (
+        f"accepts id {token} with probability {_short(accepted[token])} where min(p, q) is {_short(overlap[token])}; "
+        f"{_short(effect)} in all should have been rejected"
+    )
     hints = (("so little is rounding: the ratio, or a law, in half precision",) if effect < 1e-3 else ()) + (
         "more acceptance than the overlap of the two laws is lossy",
     )

@@ -79,7 +79,7 @@ def test_a_wrong_function_is_blamed_for_what_is_wrong(name, blamed, looks_like):
 @pytest.mark.parametrize(
     ("name", "claim_id", "said"),
     [
-        ("half_ratio", "acceptance", ("should have been rejected", "so little is rounding: the ratio")),
+        ("half_ratio", "acceptance", ("in all should have been rejected", "so little is rounding: the ratio")),
         ("residual_of_the_row_before", "residual", ("looks like  it is the residual of the row before",)),
     ],
 )
