@@ -77,8 +77,9 @@ def _look_at_streams(asking: Asking) -> Seen:
         streamed = engine.tell(request, stream=True)
         texts, tokens = texts + 1, tokens + len(whole.token_ids)
         several += len(streamed.pieces) > 1
-        differing = _differing(whole, streamed)
-        if differing and _differing(whole, engine.tell(request)):
+        differing = _differing(whole, streamed, text="".join(streamed.pieces))
+        again = engine.tell(request) if differing else whole
+        if _differing(whole, again, text=again.text):
             unstable += 1
         elif differing:
             wrong.append(Finding(text=differing, place=_place(request)))
@@ -100,11 +101,10 @@ def _look_at_streams(asking: Asking) -> Seen:
     )
 
 
-def _differing(whole: Told, other: Told) -> str:
-    """In which way the second is not the first."""
-    pieces = "".join(other.pieces) if other.pieces else other.text
+def _differing(whole: Told, other: Told, *, text: str) -> str:
+    """In which way the second, whose user read `text`, is not the first."""
     for name, said, again in (
-        ("the text", whole.text, pieces),
+        ("the text", whole.text, text),
         ("the ids", list(whole.token_ids), list(other.token_ids)),
         ("the end", str(whole.finish), str(other.finish)),
     ):
@@ -149,7 +149,7 @@ def _look_at_schema(asking: Asking) -> Seen:
             if not wrong and not ambiguous:
                 wrong += _unlikely(asking, request, whole, texts, known)
             if Capability.STREAM in asking.subject.engine.capabilities and (
-                differing := _differing(whole, tell(request, stream=True))
+                differing := _differing(whole, streamed := tell(request, stream=True), text="".join(streamed.pieces))
             ):
                 wrong.append(Finding(text=f"under a schema {differing}", place=_place(request)))
         if ambiguous:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from specverify.conformance import laws_of_models
 from specverify.conformance.asking import Asking
 from specverify.conformance.cells import engine_plan, held
 from specverify.conformance.laws import on_subject
-from specverify.conformance.text import _spelling, schema
+from specverify.conformance.text import _spelling, schema, streams
 from specverify.engines.fake import fake_engine, letters
 from specverify.faults.engine import find_engine_fault
 from specverify.records import Verdict
@@ -58,6 +59,24 @@ def test_with_a_users_tokenizer_a_sound_engine_is_not_failed():
     assert result.verdict is Verdict.NOT_RUN
     assert "12 texts obey their schemas" in result.summary
     assert "has the token 'ab'" in result.summary
+
+
+class Mute:
+    """Streams no piece, and tells the whole beside it."""
+
+    def __init__(self, inner):
+        self.inner, self.name, self.capabilities, self.parameters = inner, "mute", inner.capabilities, inner.parameters
+        self.target, self.draft, self.decode = inner.target, inner.draft, inner.decode
+
+    def tell(self, request, *, stream=False, schema=""):
+        return replace(self.inner.tell(request, stream=stream, schema=schema), pieces=())
+
+
+def test_a_stream_without_a_piece_is_not_what_was_said_whole():
+    """Its user reads nothing, whatever stands beside it."""
+    result = held(streams, subject(Mute(fake_engine())), PLAN)
+    assert result.verdict is Verdict.FAIL
+    assert "whole and '' streamed" in result.summary
 
 
 def test_with_a_users_tokenizer_a_schema_that_is_ignored_still_fails():
