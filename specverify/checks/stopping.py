@@ -60,8 +60,14 @@ class _Judged:
     @property
     def right(self) -> bool:
         """Whether it ends where it must, for the right reason."""
-        ending = Ending(self.trace.token_ids, self.trace.finish)
-        return ending == self.expected and self.forbidden_eos_at is None
+        return self._ends_so and self.forbidden_eos_at is None
+
+    @property
+    def _ends_so(self) -> bool:
+        """Of a text whose last token completes a stop string at the limit, "stop" and "length" are both true."""
+        ids, finish, params = self.trace.token_ids, self.trace.finish, self.trace.request.params
+        at_limit = bool(params.stop_strings) and len(ids) == params.max_new_tokens and finish is FinishReason.LENGTH
+        return Ending(ids, finish) == self.expected or (at_limit and ids == self.expected.token_ids)
 
 
 def _judged(traces: Sequence[DecodeTrace], detokenize: Detokenize | None) -> list[_Judged]:

@@ -134,8 +134,8 @@ def run_engine(
     )
 
 
-_SERVERS = {"openai", "vllm", "sglang", "tgi"}
-"""Engines whose kernels may not take narrow heads."""
+_ONE_HEAD = {"openai", "vllm", "sglang", "tgi", "onnxruntime"}
+"""Engines whose kernels may not take narrow heads, or whose exporter takes every layer with as many outputs as there are ids for the last."""
 
 
 def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> EngineSettings:
@@ -159,7 +159,7 @@ def settings_of(run: EngineRun, folder: Path, plan: Plan, *, opposed: bool) -> E
         gguf=run.name in {"llamacpp", "openvino"},
         own_tokenizer=_draft_has_a_tokenizer_of_its_own(given),
         half=run.name == "openvino",
-        one_head=run.name in _SERVERS,
+        one_head=run.name in _ONE_HEAD,
     )
     return replace(given, target=pair.target, draft=pair.draft, eos_token_ids=(pair.eos_token_id,))
 

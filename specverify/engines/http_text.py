@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specverify.engines.dialect import part
@@ -64,16 +65,6 @@ def events_of(stream: str, last: str) -> list[Any]:
     return events
 
 
-def _grown(values: Sequence[Any]) -> list[Any]:
-    """What each adds, whether they are the whole so far (SGLang's default) or what is new (its `--stream-output`)."""
-    parts, so_far = [], values[0][:0]
-    for value in values:
-        new = value[len(so_far) :] if value[: len(so_far)] == so_far else value
-        parts.append(new)
-        so_far += new
-    return parts
-
-
 def _joined(lists: Sequence[list[Any]]) -> list[Any]:
     return [value for values in lists for value in values]
 
@@ -94,8 +85,20 @@ def _sglang_one(body: Any) -> Any:  # noqa: ANN401 - as above
     return body[0] if isinstance(body, list) and body else body
 
 
+def _sglang_added(events: Sequence[Any], field: str) -> list[Any]:
+    """What each event adds to a field: it holds the whole so far by default, and with `--stream-output` what is new.
+
+    Which of the two, the last event tells: it counts the tokens of the whole.
+    """
+    values = [part(event, field) for event in events]
+    last = len(part(events[-1], "output_ids"))
+    if part(events[-1], "meta_info").get("completion_tokens", last) != last:
+        return values
+    return [value[len(before) :] for before, value in pairwise([values[0][:0], *values])]
+
+
 def _sglang_body(events: Sequence[Any], text: str) -> Any:  # noqa: ANN401 - as above
-    ids = _joined(_grown([part(event, "output_ids") for event in events]))
+    ids = _joined(_sglang_added(events, "output_ids"))
     return {**events[-1], "text": text, "output_ids": ids}
 
 
@@ -136,7 +139,7 @@ TEXTS: dict[str, TextDialect] = {
         path="/generate",
         schema=lambda body, schema: _with(body, "sampling_params", "json_schema", json.dumps(schema)),
         text=lambda body: str(part(_sglang_one(body), "text")),
-        pieces=lambda events: _grown([str(part(event, "text")) for event in events]),
+        pieces=lambda events: _sglang_added(events, "text"),
         body=_sglang_body,
         last="[DONE]",
     ),

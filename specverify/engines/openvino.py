@@ -63,8 +63,8 @@ class OpenvinoEngine:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """It counts, and shows no steps; `generate` hands out no log-probabilities of single tokens."""
-        counts = {Capability.COUNTERS} if self.speculates else set()
+        """It counts what a draft model drafts, and shows no steps; `generate` hands out no log-probabilities of single tokens."""
+        counts = {Capability.COUNTERS} if self.speculates and not self.ngram else set()
         return frozenset({Capability.SEED, Capability.SPECULATION_SWITCH, Capability.STOP_STRINGS}) | counts
 
     @property

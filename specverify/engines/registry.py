@@ -31,12 +31,13 @@ ENGINES: dict[str, str] = {
     "tgi": "specverify.engines.openai:opened_tgi",
     "llamacpp": "specverify.engines.llamacpp:opened",
     "mlx": "specverify.engines.mlx:opened",
+    "onnxruntime": "specverify.engines.onnxruntime:opened",
     "openvino": "specverify.engines.openvino:opened",
     "fake": "specverify.engines.fake:opened",
 }
 """`module:factory` of each built-in engine."""
 
-_IN_CHILD = {"mlx": "mlx_lm", "openvino": "openvino_genai"}
+_IN_CHILD = {"mlx": "mlx_lm", "onnxruntime": "onnxruntime_genai", "openvino": "openvino_genai"}
 """Engines that decode in native code of this machine, which may die of a request, and the package of each."""
 _EXTRAS = {
     **dict.fromkeys(("openai", "vllm", "sglang", "tgi"), "http"),

@@ -157,7 +157,8 @@ def stream_of(dialect: str, blocks: list[list[int]], texts: list[list[str]], end
         elif dialect == "sglang":  # the whole so far
             so_far = [id_ for each in blocks[: number + 1] for id_ in each]
             text = "".join(each for block_texts in texts[: number + 1] for each in block_texts)
-            meta = {"finish_reason": whole["meta_info"]["finish_reason"] if last else None}
+            reason = whole["meta_info"]["finish_reason"] if last else None
+            meta = {"finish_reason": reason, "completion_tokens": len(so_far)}
             events.append({"text": text, "output_ids": so_far, "meta_info": meta})
     if dialect == "llamacpp":
         events.append({"content": "", "tokens": [], "stop": True, "stop_type": whole["stop_type"]})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from specverify.engines.dialect import DIALECTS
+from specverify.engines.http_text import TEXTS as TEXTS_OF
 from specverify.engines.http_text import events_of
 from specverify.engines.openai import opened
 from specverify.errors import SubjectError
@@ -48,6 +49,20 @@ def test_a_stream_is_put_together_to_what_is_said_whole(dialect, folder):
     assert len(streamed.pieces) > 1
     one, other = fake.bodies
     assert {name: value for name, value in other.items() if name != "stream"} == one
+
+
+@pytest.mark.parametrize("new_alone", [False, True])
+def test_sglangs_events_hold_the_whole_so_far_or_what_is_new(new_alone):
+    """Whichever it is, a token that is said again is neither lost nor doubled."""
+    said = [([4], "a"), ([4], "a"), ([4, 5], "ab")]
+    events, ids, text = [], [], ""
+    for new, letters in said:
+        ids, text = ids + new, text + letters
+        its = (new, letters) if new_alone else (ids, text)
+        events.append({"output_ids": its[0], "text": its[1], "meta_info": {"completion_tokens": len(ids)}})
+    sglang = TEXTS_OF["sglang"]
+    assert sglang.pieces(events) == ["a", "a", "ab"]
+    assert sglang.body(events, "aaab")["output_ids"] == [4, 4, 4, 5]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -26,7 +26,11 @@ def engine_marks(name: str, package: str):
     return pytest.param(name, marks=[getattr(pytest.mark, name), pytest.mark.skipif(absent, reason=reason)], id=name)
 
 
-ENGINES = [engine_marks("mlx", "mlx_lm"), engine_marks("openvino", "openvino_genai")]
+ENGINES = [
+    engine_marks("mlx", "mlx_lm"),
+    engine_marks("onnxruntime", "onnxruntime_genai"),
+    engine_marks("openvino", "openvino_genai"),
+]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -37,7 +41,9 @@ def name(request) -> str:
 @pytest.fixture(scope="module")
 def pair(name, tmp_path_factory):
     real = name == "openvino"
-    return write_calibration_pair(tmp_path_factory.mktemp("pair") / "near", opposed=False, gguf=real, half=real)
+    return write_calibration_pair(
+        tmp_path_factory.mktemp("pair") / "near", opposed=False, gguf=real, half=real, one_head=name == "onnxruntime"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from specverify.checks.stopping import stopping
+from specverify.checks.stopping import _judged, stopping
 from specverify.decoding import first_stop
 from specverify.drafting import DraftModel, NoDraft
 from specverify.engines import ALL_PARAMETERS, Capability
@@ -15,14 +15,14 @@ from specverify.engines.reference import ReferenceEngine
 from specverify.faults import find_fault
 from specverify.models.hashed import HashedModel
 from specverify.plan import Plan
-from specverify.records import DecodeTrace, FinishReason, Verdict
+from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams, Verdict
 from tests.unit.checks.hashed import VOCAB_SIZE, answered, concluded, detokenize, subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from specverify.decoding import Decoder
-    from specverify.records import CheckResult, DecodeRequest
+    from specverify.records import CheckResult
 
 PLAN = Plan()
 
@@ -93,6 +93,23 @@ def test_planted_faults_fail(name: str) -> None:
     assert result.verdict is Verdict.FAIL
     assert "expected ids" in result.findings[0].text
     assert "emitted" in result.findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("ends", "right"),
+    [
+        ({"stop_strings": ("ab",), "max_new_tokens": 2}, True),
+        ({"stop_strings": ("ab",), "max_new_tokens": 3}, False),
+        ({"stop_token_ids": (1,), "max_new_tokens": 2}, False),
+        ({"eos_token_ids": (1,), "max_new_tokens": 2}, False),
+    ],
+)
+def test_cut_is_true_of_a_stop_string_that_ends_at_the_limit_and_of_no_other_stop(ends, right) -> None:
+    """OpenVINO calls it so, without speculation too."""
+    request = DecodeRequest(id="r", prompt_ids=(3,), params=SamplingParams(temperature=0, **ends))
+    trace = DecodeTrace(request=request, sample=0, token_ids=(0, 1), finish=FinishReason.LENGTH)
+    (judged,) = _judged([trace], lambda ids: "".join("abcd"[token] for token in ids))
+    assert judged.right is right
 
 
 def test_stop_strings_that_are_ignored_fail() -> None:
