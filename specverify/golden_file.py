@@ -26,6 +26,8 @@ __all__ = ["ARRAYS", "GOLDEN", "TOKENIZER", "read_recording", "recorded", "write
 GOLDEN = "golden.json"
 ARRAYS = "arrays.safetensors"
 TOKENIZER = "tokenizer.json.xz"
+_MOST_BYTES = 256 * 1024 * 1024  # of each file
+_MOST_UNPACKED_BYTES = 64 * 1024 * 1024  # the tokenizer of the largest known vocabulary has about a third of it
 
 
 def recorded(folder: Path) -> bool:
@@ -78,10 +80,13 @@ def read_recording(folder: Path, *, command: str) -> Recording:
     text = read_text(file, "the golden", OutputError)
     _require_version(text, folder, command)
     golden = load_as(Golden, text, source=str(file))
+    if set(golden.files_sha256) != {ARRAYS, TOKENIZER}:  # no other file is opened, wherever it lies
+        msg = f"{file} names other files than {ARRAYS} and {TOKENIZER}; restore it, or record it again: {command}"
+        raise OutputError(msg)
     contents = {}
     for name, expected in golden.files_sha256.items():
         try:
-            contents[name] = (folder / name).read_bytes()
+            contents[name] = _bounded(folder / name)
         except OSError as error:
             msg = f"the golden in {folder} lacks {name}; restore it, or record it again: {command}"
             raise OutputError(msg) from error
@@ -90,7 +95,7 @@ def read_recording(folder: Path, *, command: str) -> Recording:
             raise OutputError(msg)
     try:
         arrays = load(contents[ARRAYS])
-        parts = json.loads(lzma.decompress(contents[TOKENIZER]))
+        parts = json.loads(lzma.LZMADecompressor().decompress(contents[TOKENIZER], max_length=_MOST_UNPACKED_BYTES))
     except (KeyError, ValueError, lzma.LZMAError, SafetensorError) as error:
         msg = f"the golden in {folder} can't be read ({type(error).__name__}); record it again: {command}"
         raise OutputError(msg) from error
@@ -98,11 +103,17 @@ def read_recording(folder: Path, *, command: str) -> Recording:
     return Recording(golden=dataclasses.replace(golden, tokenizer=tokenizer), arrays=arrays)
 
 
+def _bounded(file: Path) -> bytes:
+    """What a file holds, as far as a golden's may; more is not what was recorded, so its digest says so."""
+    with file.open("rb") as opened:
+        return opened.read(_MOST_BYTES)
+
+
 def _require_version(text: str, folder: Path, command: str) -> None:
     """Raise `OutputError` for a golden of another schema."""
     try:
         raw = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return  # said better by whoever reads the record
     found = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(found, int) and found != GOLDEN_SCHEMA_VERSION:

@@ -26,6 +26,7 @@ __all__ = ["certify_matrix"]
 
 _VARIED = ("target", "draft", "pair", "plan_file", "num_speculative_tokens", "prompts", "fault")
 """What the matrix sets itself, or what has no place in it."""
+_OUT = "specverify-out"
 _PLAN = "plan.toml"
 """The file's name in a cell's folder."""
 
@@ -47,7 +48,7 @@ def certify_matrix(
             msg = f"--matrix says what is certified; leave {name.removesuffix('_file').replace('_', '-')} out of the command"
             raise UsageError(msg)
     matrix = read_matrix(file)
-    out = given.out if given.out is not None else Path("specverify-out") / file.stem
+    out = given.out if given.out is not None else Path(_OUT) / file.stem
     cells = list(cells_of(matrix))
     tell = _nobody if quiet else say
     with crash_kept_in(out):
@@ -139,7 +140,8 @@ def _take_back(out: Path, cells: Sequence[Cell]) -> None:
         if folder.is_dir() and {each.name for each in folder.iterdir()} <= {_PLAN}:
             shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # not empty: an earlier run's
-        out.rmdir()
+        for folder in (out, *(each for each in out.parents if each.name == _OUT)):
+            folder.rmdir()
 
 
 @contextmanager

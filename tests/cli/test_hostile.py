@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import lzma
 import os
 import shutil
 import struct
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Run
 
 PAIR = embedded()
+ROOT = Path(__file__).parents[2]
 GOOD = render_statement(certificate_of())
 DEEP = "[" * 100_000
 BOMB = "9" * 100_000
@@ -97,6 +100,35 @@ PLANS = {
 }
 
 
+MATRICES = {
+    "empty": ("", "'targets' is missing"),
+    "deep": (f"targets = {DEEP}", "nested more than 64 deep"),
+    "large": ("#" * 2_000_000, "larger than 1 MiB"),
+    "unknown-key": ("target = ['t']", "did you mean 'targets'?"),
+    "too-many": (
+        f"targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = {list(range(2000))}",
+        "at most 1,000 cells",
+    ),
+    "twice": ("targets = ['t', 't']\ndrafts = ['d']", "the same of targets twice"),
+    "text-for-a-list": ("targets = 't'\ndrafts = ['d']", "targets: "),
+    "negative": ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = [-1]", "num_speculative_tokens to -1"),
+    "escaping": ("targets = ['../../nowhere/t']\ndrafts = ['d']", "'../../nowhere/t' does not exist"),
+    "rate": ("targets = ['t']\ndrafts = ['d']\nfalse_discovery_rate = nan", "between 0 and 1"),
+    "parameters": ("targets = ['t']\ndrafts = ['d']\nparameters.hot.temperature = 'high'", "params.temperature"),
+}
+ENGINE_OPTIONS = {
+    "unknown": (["fake", "--option", "colour=red"], "no option 'colour'"),
+    "no-value": (["fake", "--option", "seed"], "has no value"),
+    "unknown-engine": (["transfomers"], "did you mean 'transformers'?"),
+    "no-module": (["no.such.module:engine"], "no.such.module"),
+    "no-callable": (["os:nothing"], "nothing"),
+    "not-an-engine": (["os:getcwd"], "is no engine"),
+    "url": (["openai", "--url", "file:///etc/passwd"], "file:///etc/passwd"),
+    "not-a-number": (["transformers", "--option", "early_exit=soon"], "early_exit"),
+    "dtype": (["transformers", "--option", "dtype=float3"], "dtype"),
+}
+
+
 @pytest.mark.parametrize("name", CERTIFICATES)
 def test_certificates(run: Run, tmp_path: Path, name: str) -> None:
     """Read by the gate."""
@@ -128,6 +160,69 @@ def test_plans(run: Run, tmp_path: Path, name: str) -> None:
     text, said = PLANS[name]
     (tmp_path / "p.toml").write_text(text)
     refused(run("certify", "--plan", "p.toml", "--quiet"), said, tmp_path)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices(run: Run, tmp_path: Path, name: str) -> None:
+    """Before a cell's folder is made."""
+    text, said = MATRICES[name]
+    (tmp_path / "m.toml").write_text(text)
+    refused(run("certify", "--matrix", "m.toml", "--quiet"), said, tmp_path)
+    assert not (tmp_path / "specverify-out").exists()
+
+
+@pytest.mark.parametrize("name", ENGINE_OPTIONS)
+def test_engines_options(run: Run, tmp_path: Path, name: str) -> None:
+    """Before anything is asked of the engine."""
+    arguments, said = ENGINE_OPTIONS[name]
+    refused(run("qualify", *arguments, "--quiet"), said, tmp_path)
+
+
+def _golden_text(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        raw = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
+        change(raw)
+        (folder / "golden.json").write_text(json.dumps(raw), encoding="utf-8")
+
+    return spoil
+
+
+def _with_bomb(folder: Path) -> None:
+    """A digest that fits, and more spaces in a few kilobytes than any tokenizer has letters."""
+    packer = lzma.LZMACompressor(preset=0)
+    bomb = b"".join(packer.compress(b" " * 2**20) for _ in range(65)) + packer.flush()
+    (folder / "tokenizer.json.xz").write_bytes(bomb)
+    digest = hashlib.sha256(bomb).hexdigest()
+    _golden_text(lambda raw: raw["files_sha256"].update({"tokenizer.json.xz": digest}))(folder)
+
+
+GOLDENS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda folder: (folder / "golden.json").write_text(""), "is not JSON"),
+    "deep": (lambda folder: (folder / "golden.json").write_text('{"a": ' + DEEP), "nested more than 64 deep"),
+    "list": (lambda folder: (folder / "golden.json").write_text("[]"), "is not a Golden"),
+    "unknown-key": (_golden_text(lambda raw: raw.update(extra=1)), "unknown key 'extra'"),
+    "missing-key": (_golden_text(lambda raw: raw.pop("weights")), "'weights' is missing"),
+    "new-schema": (_golden_text(lambda raw: raw.update(schema_version=99)), "upgrade specverify"),
+    "escaping": (_golden_text(lambda raw: raw["files_sha256"].update({"../../p": "0"})), "names other files than"),
+    "no-arrays": (_golden_text(lambda raw: raw["files_sha256"].pop("arrays.safetensors")), "names other files than"),
+    "half": (lambda folder: (folder / "arrays.safetensors").unlink(), "lacks arrays.safetensors"),
+    "endless": (
+        lambda folder: (
+            (folder / "arrays.safetensors").unlink(),
+            (folder / "arrays.safetensors").symlink_to("/dev/null"),
+        ),
+        "is not the file that golden.json was written with",
+    ),
+    "bomb": (_with_bomb, "can't be read"),
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_goldens(run: Run, tmp_path: Path, name: str) -> None:
+    """Before a model is loaded; no file is opened but the two that a golden has."""
+    spoil, said = GOLDENS[name]
+    spoil(Path(shutil.copytree(ROOT / "golden" / "embedded", tmp_path / "g" / "embedded")))
+    refused(run("golden", "check", "--goldens", "g", "--quiet"), said, tmp_path)
 
 
 def _escaping_index(folder: Path) -> None:
@@ -227,6 +322,6 @@ def test_an_endless_file_is_neither_certificate_nor_plan(run: Run, tmp_path: Pat
 
 def test_there_are_thirty_of_them() -> None:
     """And every kind of file is among them."""
-    kinds = (CERTIFICATES, POLICIES, PROMPTS, PLANS, MODELS)
-    assert all(kinds)
+    kinds = (CERTIFICATES, POLICIES, PROMPTS, PLANS, MODELS, MATRICES, ENGINE_OPTIONS, GOLDENS)
+    assert all(len(kind) >= 5 for kind in kinds)
     assert sum(map(len, kinds)) >= 30
