@@ -35,14 +35,17 @@ if TYPE_CHECKING:
     from specverify.plan import Plan
     from specverify.subject import Subject
 
-__all__ = ["Noise", "measured_noise", "noise_of_engine"]
+__all__ = ["MOST_OF_ENGINE", "Noise", "measured_noise", "noise_of_engine"]
 
 _TEXTS = 3
 _TOKENS = 24
 """Last tokens of a text that are decoded again."""
 _PROMPTS_OF_ENGINE, _TOKENS_OF_ENGINE = 16, 24
-_MOST_OF_ENGINE = 0.5
-"""Logits beyond which an engine without speculation is not this target, whatever its dtype; no more than this is ever allowed for."""
+MOST_OF_ENGINE = 0.5
+"""Logits beyond which an engine without speculation is not this target; no more than this is ever allowed for.
+
+Two roundings of bfloat16 (2^-7 each) of a logit of 32, which few are.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,20 @@ def noise_of_engine(off: Engine, subject: Subject, plan: Plan) -> float:
     scored = score(traces, target=subject.target, workers=subject.workers)
     if not len(scored):
         return 0.0
-    seen = [float(scored["gap"].max())]  # a flip says that B is at least half of it, and flips are few
+    seen = [
+        float(scored["gap"].max())
+    ]  # a flip says that B is at least half of it, and so does a log-probability below;
+    # what is asked is little, and the largest of it not the largest there is: so the whole
     for trace in traces:
         if len(trace.logprobs) == len(trace.token_ids) > 0:
             ids, start = trace.request.prompt_ids + trace.token_ids, len(trace.request.prompt_ids)
             rows = subject.target.logits([ids])[0, start - 1 : -1].double().log_softmax(-1).cpu()
             exact = rows.gather(1, torch.tensor(trace.token_ids)[:, None])[:, 0].numpy()
-            seen.append(float(np.nan_to_num(np.abs(np.array(trace.logprobs) - exact)).max()))
-    return min(max(seen), _MOST_OF_ENGINE)
+            moved = np.abs(np.array(trace.logprobs) - exact)
+            seen.append(
+                float(moved[np.isfinite(moved)].max(initial=0.0))
+            )  # another is for the check of log-probabilities to say
+    return min(max(seen), MOST_OF_ENGINE)
 
 
 @torch.inference_mode()

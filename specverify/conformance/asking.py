@@ -10,7 +10,7 @@ import numpy as np
 
 from specverify.checks.check import Check, derived_seed, reproduce
 from specverify.checks.evidence import e_process_test, support
-from specverify.checks.noise import measured_noise
+from specverify.checks.noise import MOST_OF_ENGINE, measured_noise
 from specverify.errors import SubjectError
 from specverify.records import CheckResult, DecodeRequest, Finding, StatisticalTest, Verdict
 from specverify.scoring import score
@@ -100,27 +100,33 @@ def _concluded(
 ) -> CheckResult:
     del scored
     seen = look(Asking(subject, plan, cell_id))
-    first = f"{seen.wrong[0].place}: {seen.wrong[0].text}" if seen.wrong and seen.wrong[0].place else ""
-    summary = first or (seen.wrong[0].text if seen.wrong else seen.summary)
+    wrong = tuple(each for each in seen.wrong if each.severity is Verdict.FAIL)
+    notes = (*(each for each in seen.wrong if each.severity is not Verdict.FAIL), *seen.notes)
+    first = f"{wrong[0].place}: {wrong[0].text}" if wrong and wrong[0].place else ""
+    summary = first or (wrong[0].text if wrong else seen.summary)
     return CheckResult(
         id=cell_id,
         claim=claim,
-        verdict=Verdict.FAIL if seen.wrong else seen.verdict,
+        verdict=Verdict.FAIL if wrong else seen.verdict,
         summary=summary,
-        findings=(*seen.wrong[:10], *seen.notes),
+        findings=(*wrong[:10], *notes),
         tests=seen.tests,
         measurements=seen.measurements or {},
         num_samples=seen.num_samples,
         sample_unit=seen.sample_unit,
         smallest_detectable=seen.smallest_detectable,
         effect_unit=seen.effect_unit,
-        advice=seen.advice if seen.wrong or seen.verdict is not Verdict.PASS else "",
+        advice=seen.advice if wrong or seen.verdict is not Verdict.PASS else "",
         reproduce=reproduce(subject, plan, cell_id),
     )
 
 
 def wrong_greedy_tokens(asking: Asking, scored: ScoredTraces, *, what: str) -> tuple[Finding, ...]:
-    """Greedy tokens further below the target's first choice than the measured noise allows."""
+    """Greedy tokens further below the target's first choice than the measured noise allows.
+
+    One that the engine says without speculation, too, and right after its prefix, is its own numerics, as long as these
+    can be: worth knowing, and no finding about speculation.
+    """
     greedy = np.array([trace.request.params.greedy for trace in scored.traces], dtype=bool)
     concerned = greedy[scored["trace"].astype(np.int64)] if len(scored) else np.empty(0, bool)
     if not concerned.any():
@@ -134,8 +140,26 @@ def wrong_greedy_tokens(asking: Asking, scored: ScoredTraces, *, what: str) -> t
             f"{what}: token {int(scored['position'][index])} is {int(scored['token'][index])}, which is "
             f"{scored['gap'][index]:.3g} logits below the target's first choice (allowed {noise.allowed_gap:.2g})"
         )
-        found.append(Finding(text=text, place=f"{trace.request.id}, prompt {list(trace.request.prompt_ids)}"))
+        own = scored["gap"][index] <= MOST_OF_ENGINE and _said_alone(asking, trace, int(scored["position"][index]))
+        if own:
+            text += "; without speculation it says the same, so that is its numerics"
+        place = f"{trace.request.id}, prompt {list(trace.request.prompt_ids)}"
+        found.append(Finding(text=text, severity=Verdict.PASS if own else Verdict.FAIL, place=place))
     return tuple(found)
+
+
+def _said_alone(asking: Asking, trace: DecodeTrace, position: int) -> bool:
+    """Whether the OFF arm says the same token there, asked for it alone."""
+    asked = replace(
+        trace.request,
+        id=f"{trace.request.id}, token {position} without speculation",
+        prompt_ids=trace.request.prompt_ids + trace.token_ids[:position],
+        params=replace(trace.request.params, max_new_tokens=1, min_new_tokens=0),
+        num_samples=1,
+        speculation=False,
+    )
+    (alone,) = asking.answers([asked])
+    return alone.token_ids[:1] == trace.token_ids[position : position + 1]
 
 
 def law_tests(

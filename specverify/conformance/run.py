@@ -220,7 +220,11 @@ def _variants(
 
 
 def _named(result: CheckResult, name: str) -> CheckResult:
-    """Under a name of its own. A run's p-values share one budget, and each costs the others: so all of them as one."""
+    """Under a name of its own, and with one p-value at most: the smallest, for as many as they are (Bonferroni).
+
+    A run's p-values share one budget, and each costs the others. So `lossless` keeps that one and its e-process, and
+    `greedy` none: with other drafts it is held by the tokens beyond the measured noise alone.
+    """
     kept = [replace(test, name=f"{name}: {test.name}") for test in result.tests if test.log10_e is not None]
     others = [test for test in result.tests if test.p_value is not None]
     if others and result.id == "lossless":

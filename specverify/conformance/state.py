@@ -6,24 +6,23 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specverify.conformance.asking import Seen, cell, law_tests, wrong_greedy_tokens
 from specverify.engines import Capability
 from specverify.errors import SubjectError, UsageError
 from specverify.records import DecodeRequest, Finding, FinishReason, SamplingParams, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from specverify.conformance.asking import Asking
     from specverify.records import DecodeTrace
+    from specverify.scoring import ScoredTraces
 
 __all__ = ["context", "neighbours", "prefix_cache"]
 
 _BATCHES = (1, 2, 3, 5, 8, 16, 40)
 """Requests handed over together: one, few, as many as there are slots, more."""
 _LENGTHS = (16, 1, 7, 2, 12, 3)
-_NO_ACCIDENT = 12
-"""Sampled tokens that two answers don't share by chance."""
 _TURNS = 12
 _OVER = 8
 """Positions past the end of the context."""
@@ -60,10 +59,9 @@ def _look_at_neighbours(asking: Asking) -> Seen:
             asked = [replace(one, id=f"{one.id}/{again}") for one in _batch(asking, size)]
             if again:
                 asked = [replace(one, seed=one.seed + again) for one in asked[::-1]]
-            answers = asking.answers(asked)
-            wrong += _wrong_doubles(answers)
-            traces += answers
+            traces += asking.answers(asked)
     scored = asking.scored(traces)
+    wrong += _wrong_doubles(scored, rate=asking.plan.false_fail_rate)
     wrong += wrong_greedy_tokens(asking, scored, what="among its neighbours")
     outside, tests = law_tests(asking, scored, name="sampled rows among greedy ones")
     greedy = sum(trace.request.params.greedy for trace in traces)
@@ -77,16 +75,23 @@ def _look_at_neighbours(asking: Asking) -> Seen:
     )
 
 
-def _wrong_doubles(traces: Sequence[DecodeTrace]) -> list[Finding]:
-    """Asked twice at once: at temperature 0 two answers end alike, and without a seed two long ones are no double."""
+def _wrong_doubles(scored: ScoredTraces, *, rate: float) -> list[Finding]:
+    """Asked twice at once: at temperature 0 two answers end alike, and without a seed two are no double.
+
+    Unless chance makes one: another answer says the same with the probability of these tokens under the target. All of
+    them together are allowed the square of the run's rate, so its budget need not reckon with them.
+    """
     found = []
-    for one, other in pairwise(traces):
+    with np.errstate(divide="ignore"):  # a token that the target never says
+        chances = np.bincount(scored["trace"].astype(np.int64), np.log(scored["prob"]), len(scored.traces))
+    allowed = np.log(rate**2 / len(scored.traces))
+    for (one, other), chance in zip(pairwise(scored.traces), chances[1:], strict=True):
         doubled = one.request.id.replace(", double", "") == other.request.id.replace(", double", "")
         same = one.token_ids == other.token_ids
         if doubled and one.request.params.greedy and same and one.finish is not other.finish:
             text = f"the same tokens end as '{one.finish}' and, asked twice in one batch, as '{other.finish}'"
             found.append(Finding(text=text, place=one.request.id))
-        if doubled and not one.request.seeded and same and len(one.token_ids) >= _NO_ACCIDENT:
+        if doubled and not one.request.seeded and same and chance < allowed:
             text = f"asked twice in one batch and without a seed, both answers are {list(one.token_ids)}"
             found.append(Finding(text=text, place=one.request.id))
     return found

@@ -17,6 +17,7 @@ from specverify.engines import Capability
 from specverify.engines.schemas import SCHEMAS, texts_of
 from specverify.errors import PlanError, SubjectError
 from specverify.records import Finding, FinishReason, SamplingParams, StatisticalTest, Verdict
+from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -176,7 +177,7 @@ def _look_at_schema(asking: Asking) -> Seen:
         allowed=float("nan"),
         failed=False,
         num_samples=number,
-        smallest_detectable=_smallest(len(texts_of(SCHEMAS[1])), _SAMPLES_PER_SCHEMA),
+        smallest_detectable=_smallest(len(texts_of(SCHEMAS[1])), _SAMPLES_PER_SCHEMA, asking.plan.false_fail_rate),
     )
     drafted = difference(before, cast("DecodeCounters", counted(asking))).num_draft_tokens if before else None
     return Seen(
@@ -290,9 +291,14 @@ def _mean_log10(values: Sequence[float]) -> float:
     return most + math.log10(sum(10 ** (value - most) for value in values) / len(values))
 
 
-def _smallest(cells: int, number: int) -> float:
-    """By Pinsker: a TV distance d costs 2 d² nats a text, and the bet half a log of their number for each cell."""
-    needed = 7 * math.log(10) + (cells - 1) / 2 * math.log(number)
+def _smallest(cells: int, number: int, rate: float) -> float:
+    """By Pinsker: a TV distance d earns 2 d² nats a text on average.
+
+    Of these the bet costs at most half a log of their number for each cell but one, and a log of the cells; the
+    mean over the schemas a log of theirs; and proof is what an e-process of a run needs.
+    """
+    proof = e_threshold(rate / 2, MOST_E_PROCESSES) * math.log(10)
+    needed = proof + math.log(len(SCHEMAS)) + (cells - 1) / 2 * math.log(number) + math.log(cells)
     return min(1.0, math.sqrt(needed / (2 * number)))
 
 

@@ -196,7 +196,7 @@ def _unlike_steps(told: DecodeCounters, recounted: DecodeCounters) -> Iterator[F
             yield Finding(text=f"{name} rose by {said:,}, and the steps of the same requests add up to {is_:,}")
     longest = max(len(told.num_accepted_tokens_per_pos), len(recounted.num_accepted_tokens_per_pos))
     padded = [(*each.num_accepted_tokens_per_pos, *[0] * longest)[:longest] for each in (told, recounted)]
-    if padded[0] != padded[1]:
+    if told.num_accepted_tokens_per_pos and padded[0] != padded[1]:
         yield Finding(text=f"accepted by position rose by {list(padded[0])}, and the steps add up to {list(padded[1])}")
 
 

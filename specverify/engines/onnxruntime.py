@@ -12,7 +12,7 @@ import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime_genai as genai
@@ -93,7 +93,7 @@ class OnnxruntimeEngine:
         generator.append_tokens(np.array(request.prompt_ids, dtype=np.int32))
         token_ids: list[int] = []
         blocks: list[tuple[int, int, int]] = []  # drafted, accepted, emitted
-        told = (0, 0, 0)
+        told = _Told(0, 0, 0, 0)
         while len(token_ids) < request.params.max_new_tokens and not (token_ids and token_ids[-1] in ends):
             if generator.is_done():
                 if ends:
@@ -103,13 +103,15 @@ class OnnxruntimeEngine:
             token_ids.append(int(generator.get_next_tokens()[0]))
             if speculation:
                 before, told = told, _told(generator)
-                if told[0] > before[0] or not blocks:
-                    blocks.append((told[1] - before[1], told[2] - before[2], 0))
+                if not before.buffered:  # a step: a round, or a look-up that found nothing
+                    blocks.append((told.drafted - before.drafted, told.accepted - before.accepted, 0))
                 drafted, accepted, emitted = blocks[-1]
                 blocks[-1] = (drafted, accepted, emitted + 1)
-        rounds, drafted, accepted = told
         self._counted += DecodeCounters(
-            num_drafts=rounds, num_draft_tokens=drafted, num_accepted_tokens=accepted, num_accepted_tokens_per_pos=()
+            num_drafts=told.rounds,
+            num_draft_tokens=told.drafted,
+            num_accepted_tokens=told.accepted,
+            num_accepted_tokens_per_pos=(),
         )
         return DecodeTrace(
             request=request,
@@ -145,10 +147,19 @@ class OnnxruntimeEngine:
         return genai.Generator(self._models[key], asked)
 
 
-def _told(generator: Any) -> tuple[int, int, int]:  # noqa: ANN401 - the package's
-    """Rounds, drafted, accepted, since the generator was made."""
+class _Told(NamedTuple):
+    """Of a generator since it was made, and how many tokens it has decided and not yet handed out."""
+
+    buffered: int
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+def _told(generator: Any) -> _Told:  # noqa: ANN401 - the package's
     stats = generator.get_speculative_stats()
-    return int(stats["rounds"]), int(stats["draft_tokens_proposed"]), int(stats["draft_tokens_accepted"])
+    names = ("tokens_buffered", "rounds", "draft_tokens_proposed", "draft_tokens_accepted")
+    return _Told(*(int(stats[name]) for name in names))
 
 
 @contextlib.contextmanager

@@ -58,6 +58,14 @@ def test_missing_extra_says_what_to_install(monkeypatch):
         find_engine("llamacpp")
 
 
+@pytest.mark.parametrize("name", ["mlx", "onnxruntime", "openvino"])
+def test_missing_extra_of_an_engine_in_a_process_of_its_own_is_said_before_it_starts(monkeypatch, name):
+    """By the same sentence."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    with pytest.raises(UsageError, match=rf"{name} needs the package .*install specverify-decoding\[{name}\]"):
+        find_engine(name)
+
+
 def test_registry_imports_no_engine():
     """An engine's library is imported when that engine is asked for."""
     program = (

@@ -92,3 +92,35 @@ def test_what_an_engine_is_allowed_is_never_less_than_what_is_measured_here(near
     assert measured_noise(laws.target, texts, chunk=4, engine_noise=here.largest / 2) == here
     wider = measured_noise(laws.target, texts, chunk=4, engine_noise=0.25)
     assert (wider.allowed_gap, wider.suspicious_gap >= here.suspicious_gap) == (0.5, True)
+
+
+def test_a_log_probability_that_is_no_number_allows_for_nothing(near):
+    """The check of log-probabilities says so; a greedy token isn't forgiven for it."""
+    from dataclasses import replace
+
+    from specverify.checks.noise import noise_of_engine
+    from specverify.conformance.cells import engine_plan
+    from specverify.conformance.laws import on_subject
+    from specverify.engines.reference import ReferenceEngine
+
+    _, laws = near
+    subject = on_subject(_Silly(), None, laws, command="")
+    assert isinstance(subject.engine.off.inner, ReferenceEngine)
+    silly = _Silly(subject.engine.off)
+    assert noise_of_engine(silly, replace(subject, prompts=subject.prompts[:4]), engine_plan()) < 1e-4
+
+
+class _Silly:
+    """Right greedy tokens, and log-probabilities that are none."""
+
+    name, capabilities, parameters = "silly", frozenset(), frozenset()
+
+    def __init__(self, inner=None):
+        self.inner = inner
+
+    def decode(self, requests):
+        from dataclasses import replace
+
+        for trace in self.inner.decode(requests):
+            bad = [float("nan"), float("-inf")] * len(trace.token_ids)
+            yield replace(trace, logprobs=tuple(bad[: len(trace.token_ids)]))

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from specverify.conformance import laws_of_models
 from specverify.conformance.asking import Asking
 from specverify.conformance.cells import engine_plan, held
 from specverify.conformance.laws import on_subject
-from specverify.conformance.text import _spelling, schema, streams
+from specverify.conformance.text import _log10_e, _mean_log10, _smallest, _spelling, schema, streams
 from specverify.engines.fake import fake_engine, letters
 from specverify.faults.engine import find_engine_fault
 from specverify.records import Verdict
+from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 
 PLAN = engine_plan("quick")
 
@@ -83,3 +85,17 @@ def test_with_a_users_tokenizer_a_schema_that_is_ignored_still_fails():
     """Obeying needs no law."""
     engine = find_engine_fault("schema-ignored").plant(fake_engine())
     assert held(schema, subject(engine, merging), PLAN).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("cells", [4, 9])
+def test_what_the_law_of_texts_is_said_to_detect_is_proof(cells):
+    """With as many texts as the law expects of it; half as far off is none."""
+    proof = e_threshold(PLAN.false_fail_rate / 2, MOST_E_PROCESSES)
+    distance = _smallest(cells, 128, PLAN.false_fail_rate)
+
+    def found(shift: float) -> float:
+        law = np.full(cells, 1 / cells)
+        seen = law + shift * np.array([1, *[-1 / (cells - 1)] * (cells - 1)])
+        return _mean_log10([_log10_e(list(128 * seen), list(np.log(law))), 0.0, 0.0])
+
+    assert found(distance) > proof > found(distance / 2)
