@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specverify.cli.exits import Interrupted, say
-from specverify.errors import PlanError, SpecverifyError
+from specverify.errors import PlanError, SpecverifyError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,9 @@ def run(
 
     from specverify.cli.progress import watching
 
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        msg = "torchrun started several processes, and a certification is one; start it without, with --device-map auto or --ray"
+        raise UsageError(msg)
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
         return _certified(

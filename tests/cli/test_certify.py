@@ -257,3 +257,28 @@ def test_an_old_certificate_does_not_stand_beside_a_refused_run(
     assert run(*good).code == 0
     assert names(folder) == FILES
     assert "from the certificate of" in (folder / "summary.md").read_text(encoding="utf-8")
+
+
+def test_torchrun_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Several processes would write one certificate."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = run("certify", "--out", "here", "--quiet")
+    assert outcome.code == 2
+    assert "torchrun started several processes, and a certification is one" in outcome.err
+    assert not (tmp_path / "here").exists()
+
+
+def test_more_tests_than_were_reckoned_with_end_the_run_at_once(
+    run: Run, fakes: Callable[..., FakeChecks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the check that brought them, not after all."""
+
+    def refuse(*_: object) -> None:
+        msg = "too many"
+        raise InternalError(msg)
+
+    monkeypatch.setattr("specverify.certify.require_reckoned", refuse)
+    asked = fakes(one=Verdict.PASS, two=Verdict.PASS).asked
+    assert run("certify", "--quiet").code == 70
+    assert asked == ["one"]
