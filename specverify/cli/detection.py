@@ -79,7 +79,7 @@ def detection(
             [
                 "specverify detection",
                 *(names or ()),
-                f"--runs {runs} --tokens {tokens} --compared {compared} --markdown",
+                f"--runs {runs} --tokens {tokens} --compared {compared} --seed {plan.seed} --markdown",
             ]
         )
         made_in = environment(subject.target.device, plan.dtype)

@@ -189,6 +189,66 @@ def test_drawing_from_nothing_is_an_internal_error_only_where_it_is_asked() -> N
     assert torch.cat([weights for _, weights in every_path(program)]).tolist() == [0.5, 0.5]
 
 
+def test_more_questions_than_a_record_has_room_for() -> None:
+    """Six coins, though room is made for four at a time: each of 64 paths once."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        prob = torch.tensor([0.5, 0.25, 0.5, 0.125, 0.5, 0.75]).expand(len(choices.records), -1)
+        return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(6)).long()
+
+    paths = [
+        (tuple(path), weight)
+        for outcomes, weights in every_path(program)
+        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
+    ]
+    assert len(paths) == len(dict(paths)) == 64
+    assert dict(paths)[1, 1, 0, 1, 0, 1] == 0.5 * 0.25 * 0.5 * 0.125 * 0.5 * 0.75
+    assert sum(dict(paths).values()) == 1.0
+
+
+def test_how_often_what_is_certain_is_asked_may_depend_on_the_batch() -> None:
+    """It is asked once in a batch of one and twice in a batch of two; the draw that forks is answered all the same."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        batch = len(choices.records)
+        for _ in range(batch):
+            choices.accept(torch.ones(batch, 1), stream=Stream.ACCEPT, at=torch.arange(1))
+        return _draws(torch.tensor([[0.25, 0.25, 0.5]]), choices)[:, 0]
+
+    paths = [
+        path
+        for outcomes, weights in every_path(program)
+        for path in zip(outcomes.tolist(), weights.tolist(), strict=True)
+    ]
+    assert sorted(paths) == [(0, 0.25), (1, 0.25), (2, 0.5)]
+
+
+def test_fractions_where_hints_end_the_questions() -> None:
+    """The second coin is tossed after a head alone: heads twice, head and tail, tail."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        prob = torch.tensor([1 / 3, 1 / 4], dtype=torch.float64).expand(len(choices.records), -1)
+        return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(2), leading=True).long()
+
+    paths = [
+        (path, weight)
+        for outcomes, weights in every_exact_path(program)
+        for path, weight in zip(outcomes.tolist(), weights, strict=True)
+    ]
+    assert sorted(paths) == [([0, 0], Fraction(2, 3)), ([1, 0], Fraction(1, 4)), ([1, 1], Fraction(1, 12))]
+
+
+def test_the_most_paths_are_counted_over_all_rounds() -> None:
+    """Two draws of three ids are nine paths: nine are allowed, and eight are too few though no round has more than four."""
+
+    def program(choices: Enumerate) -> torch.Tensor:
+        return _draws(torch.full((2, 3), 1 / 3), choices)
+
+    assert sum(len(weights) for _, weights in every_path(program, max_paths=9)) == 9
+    with pytest.raises(InternalError, match="more than 8 paths"):
+        list(every_path(program, max_paths=8))
+
+
 def test_too_many_paths_are_refused() -> None:
     """A program that can't be enumerated says so instead of filling the memory."""
     words = "^the program has more than 10 paths; make the vocabulary or the block smaller$"
