@@ -71,10 +71,14 @@ def terminable() -> Iterator[None]:
 
 def leave(code: int) -> int:
     """The exit code; after an interruption the process ends here, without waiting for threads that still compute."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, ValueError):  # closed from the start
+            continue
+        except OSError:  # what is left of it would make the interpreter end with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code in (INTERRUPTED, TERMINATED):
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
         os._exit(code)
     return code
 

@@ -31,7 +31,14 @@ def started(folder: Path) -> subprocess.Popen[str]:
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # a shell's background job ignores SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs in this process
     )
 
 
@@ -46,7 +53,10 @@ def ended(run: subprocess.Popen[str], sent: signal.Signals) -> tuple[int, list[s
     time.sleep(1)  # into the decoding
     begun = time.monotonic()
     run.send_signal(sent)
-    _, rest = run.communicate(timeout=60)
+    try:
+        _, rest = run.communicate(timeout=60)
+    finally:
+        run.kill()  # one that didn't hear the signal must not outlive the test
     return run.returncode, lines + rest.splitlines(), time.monotonic() - begun
 
 
