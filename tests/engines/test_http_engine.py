@@ -169,6 +169,7 @@ import json, sys, http.server
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self): self.send_response(200); self.end_headers()
     def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))  # what is left unread resets the connection
         if json.loads(sys.argv[3])["model"] != sys.argv[2]: sys.exit(9)
         self.send_response(200); self.end_headers()
         self.wfile.write(b'{"tokens": [7], "stop_type": "limit"}')
