@@ -169,7 +169,7 @@ import json, sys, http.server
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self): self.send_response(200); self.end_headers()
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))  # what is left unread resets the connection
+        body = self.rfile.read(int(self.headers["Content-Length"]))  # what is left unread resets the connection
         if json.loads(sys.argv[3])["model"] != sys.argv[2]: sys.exit(9)
         self.send_response(200); self.end_headers()
         self.wfile.write(b'{"tokens": [7], "stop_type": "limit"}')
@@ -243,7 +243,6 @@ def test_a_server_that_one_request_kills_is_started_again_for_the_next(tmp_path,
     """Each life has its own log; one that ends whatever it is asked is not started for ever."""
     monkeypatch.setattr("specverify.engines.http_engine._MOST_STARTS", 3)
     dies = """
-        body = self.rfile.read(int(self.headers["Content-Length"]))
         if json.loads(body)["n_predict"] == 1:
             import os; os._exit(4)
         if json.loads"""
