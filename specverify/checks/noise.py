@@ -93,19 +93,16 @@ def noise_of_engine(off: Engine, subject: Subject, plan: Plan) -> float:
     scored = score(traces, target=subject.target, workers=subject.workers)
     if not len(scored):
         return 0.0
-    seen = [
-        float(scored["gap"].max())
-    ]  # a flip says that B is at least half of it, and so does a log-probability below;
-    # what is asked is little, and the largest of it not the largest there is: so the whole
+    # a flip says that B is at least half of its gap; little is asked, so the largest of it is not the largest there is
+    seen = [float(scored["gap"].max())]
     for trace in traces:
         if len(trace.logprobs) == len(trace.token_ids) > 0:
             ids, start = trace.request.prompt_ids + trace.token_ids, len(trace.request.prompt_ids)
             rows = subject.target.logits([ids])[0, start - 1 : -1].double().log_softmax(-1).cpu()
             exact = rows.gather(1, torch.tensor(trace.token_ids)[:, None])[:, 0].numpy()
             moved = np.abs(np.array(trace.logprobs) - exact)
-            seen.append(
-                float(moved[np.isfinite(moved)].max(initial=0.0))
-            )  # another is for the check of log-probabilities to say
+            finite = moved[np.isfinite(moved)]  # what isn't is for the check of log-probabilities to say
+            seen.append(float(finite.max(initial=0.0)))
     return min(max(seen), MOST_OF_ENGINE)
 
 

@@ -24,6 +24,7 @@ from specverify.checks.evidence import (
     tokens_needed,
 )
 from specverify.checks.lossless import lossless_rounds
+from specverify.checks.noise import MOST_OF_ENGINE
 from specverify.conformance.asking import Asking, Seen, cell
 from specverify.conformance.cells import certificate_of, held
 from specverify.conformance.told import drafting, vocabulary
@@ -54,9 +55,8 @@ CELLS_BY_ENGINE = ("drafting", "vocabulary", "greedy", "lossless")
 
 TOP = 20
 """Likeliest ids whose probabilities are asked for: as many as vLLM tells without `--max-logprobs`."""
-_MOST_NOISE = 0.5
-"""Logits beyond which an engine's decoding and its own rescoring are not one model, whatever its dtype."""
 _LEAST_NOISE = 1e-6
+"""Logits: told log-probabilities are rounded to float32 at best."""
 _CLAIM_OF_LAW = "emitted tokens follow the law that the engine tells of itself without speculation"
 _CLAIM_OF_GREEDY = "at temperature 0, every token is the first choice that the engine tells without speculation"
 
@@ -81,7 +81,7 @@ class _Scorer:
             if len(trace.logprobs) == len(trace.token_ids) > 0:
                 again = np.array([law[token] for law, token in zip(laws, trace.token_ids, strict=True)])
                 seen.append(float(np.nan_to_num(np.abs(np.array(trace.logprobs) - again)).max()))
-        return min(max(seen), _MOST_NOISE)
+        return min(max(seen), MOST_OF_ENGINE)
 
 
 # ------------------------------------------------------------------------------------------------------------- greedy
@@ -95,7 +95,7 @@ def _look_at_greedy(scorer: _Scorer, asking: Asking) -> Seen:
     alone = asking.answers(asked("greedy/off", plan, prompts, params, speculation=False))
     scored, control = scorer(on), scorer(alone)
     seen = max(scorer.noise(alone), float(control["gap"].max()) / 2 if len(control) else 0.0)
-    allowed = 2 * min(seen, _MOST_NOISE)
+    allowed = 2 * min(seen, MOST_OF_ENGINE)
     wrong = [
         Finding(
             text=f"token {int(scored['position'][at])} is {int(scored['token'][at])}, which is {scored['gap'][at]:.3g} logits "

@@ -40,7 +40,7 @@ _OPTIONS = Options(
     choices={"opposed": ("yes", "no")},
     counts=frozenset({"vocab_size", "seed"}),
 )
-_NOTHING = DecodeCounters(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0, num_accepted_tokens_per_pos=())
+_NOTHING = count(())
 
 
 def letters(token_ids: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from specverify.engines.finish import finish_of
 from specverify.engines.length import require_room
 from specverify.engines.options import Options
 from specverify.engines.seeds import seed32
-from specverify.records import DecodeCounters, DecodeStep, DecodeTrace
+from specverify.records import DecodeCounters, DecodeStep, DecodeTrace, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ _OPTIONS = Options(
     choices={"mode": ("draft", "lookup")},
     counts=frozenset({"threads", "ngram"}),
 )
-_NOTHING = DecodeCounters(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0, num_accepted_tokens_per_pos=())
+_NOTHING = count(())
 _MODELS = 4
 """Kept open, each with other ids that end a text."""
 

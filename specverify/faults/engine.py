@@ -27,7 +27,7 @@ from specverify.faults.engine_fault import (
     with_params,
 )
 from specverify.faults.engine_text import TEXT_FAULTS
-from specverify.records import DecodeCounters, DecodeRequest, DecodeStep, DecodeTrace, FinishReason, Verdict
+from specverify.records import DecodeCounters, DecodeRequest, DecodeStep, DecodeTrace, FinishReason, Verdict, count
 from specverify.sampling import probabilities
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _first_missed(counters: DecodeCounters) -> DecodeCounters:
 
 def _nothing_counted(counters: DecodeCounters) -> DecodeCounters:
     del counters
-    return DecodeCounters(num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0, num_accepted_tokens_per_pos=())
+    return count(())
 
 
 def _draft_logprobs(engine: Faulty, trace: DecodeTrace) -> DecodeTrace:

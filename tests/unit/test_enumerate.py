@@ -21,6 +21,15 @@ def _draws(laws: torch.Tensor, choices: Enumerate) -> torch.Tensor:
     return choices.draw(laws.expand(batch, -1, -1), stream=Stream.TARGET, at=at)
 
 
+def paths_of(rounds):
+    """Outcomes and weight of each path of `every_path` or `every_exact_path`, one after the other."""
+    return [
+        (tuple(path) if isinstance(path, list) else path, weight)
+        for outcomes, weights in rounds
+        for path, weight in zip(outcomes.tolist(), getattr(weights, "tolist", lambda its=weights: its)(), strict=True)
+    ]
+
+
 def test_every_path_is_taken_once_with_its_weight() -> None:
     """Two draws from laws of three possible ids: nine paths, weights that are products and add up to 1."""
     laws = torch.tensor([[0.2, 0.5, 0.3, 0.0], [0.0, 0.25, 0.25, 0.5]], dtype=torch.float64)
@@ -56,11 +65,7 @@ def test_paths_may_ask_different_questions() -> None:
         law = torch.where(accepted[..., None], torch.tensor([1.0, 0, 0]), torch.tensor([1.0, 1.0, 2.0]))
         return torch.cat((accepted.long(), choices.draw(law, stream=Stream.RESIDUAL, at=torch.arange(1))), 1)
 
-    paths = {
-        tuple(path): weight
-        for outcomes, weights in every_path(program)
-        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
-    }
+    paths = dict(paths_of(every_path(program)))
     assert paths == {(1, 0): 0.25, (0, 0): 0.1875, (0, 1): 0.1875, (0, 2): 0.375}
 
 
@@ -72,11 +77,7 @@ def test_each_start_has_paths_of_its_own() -> None:
         drawn = choices.draw(laws[choices.begun_at], stream=Stream.TARGET, at=torch.arange(1))
         return torch.stack((choices.begun_at, drawn[:, 0]), 1)
 
-    paths = {
-        tuple(path): weight
-        for outcomes, weights in every_path(program, starts=2)
-        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
-    }
+    paths = dict(paths_of(every_path(program, starts=2)))
     assert paths == {(0, 0): 0.25, (0, 1): 0.75, (1, 1): 0.5, (1, 2): 0.5}
 
 
@@ -98,12 +99,8 @@ def test_fractions_are_weights_of_one_start() -> None:
         prob = torch.tensor([1 / 3, 1.0], dtype=torch.float64).expand(len(choices.records), -1)
         return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(2)).long()
 
-    paths = [
-        (path, weight)
-        for outcomes, weights in every_exact_path(program)
-        for path, weight in zip(outcomes.tolist(), weights, strict=True)
-    ]
-    assert sorted(paths) == [([0, 1], Fraction(2, 3)), ([1, 1], Fraction(1, 3))]
+    paths = paths_of(every_exact_path(program))
+    assert sorted(paths) == [((0, 1), Fraction(2, 3)), ((1, 1), Fraction(1, 3))]
 
 
 def test_hints_end_a_rows_questions() -> None:
@@ -120,11 +117,7 @@ def test_hints_end_a_rows_questions() -> None:
 
     expected = {(0, 0, 0): 0.5, (1, 0, 0): 0.25, (1, 1, 0): 0.125, (1, 1, 1): 0.125}
     for program in (accepts, guesses):
-        found = {
-            tuple(path): weight
-            for outcomes, weights in every_path(program)
-            for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
-        }
+        found = dict(paths_of(every_path(program)))
         assert found == expected
 
 
@@ -166,11 +159,7 @@ def test_each_race_forks_on_its_own() -> None:
         rows, at = len(choices.records), torch.arange(1)
         return torch.cat([choices.race(law.expand(rows, 1, -1), at=at) for law in laws], 1)
 
-    paths = {
-        tuple(path): weight
-        for outcomes, weights in every_path(program)
-        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
-    }
+    paths = dict(paths_of(every_path(program)))
     assert paths == {(0, 0): 0.125, (0, 1): 0.125, (1, 0): 0.375, (1, 1): 0.375}
 
 
@@ -196,11 +185,7 @@ def test_more_questions_than_a_record_has_room_for() -> None:
         prob = torch.tensor([0.5, 0.25, 0.5, 0.125, 0.5, 0.75]).expand(len(choices.records), -1)
         return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(6)).long()
 
-    paths = [
-        (tuple(path), weight)
-        for outcomes, weights in every_path(program)
-        for path, weight in zip(outcomes.tolist(), weights.tolist(), strict=True)
-    ]
+    paths = paths_of(every_path(program))
     assert len(paths) == len(dict(paths)) == 64
     assert dict(paths)[1, 1, 0, 1, 0, 1] == 0.5 * 0.25 * 0.5 * 0.125 * 0.5 * 0.75
     assert sum(dict(paths).values()) == 1.0
@@ -215,11 +200,7 @@ def test_how_often_what_is_certain_is_asked_may_depend_on_the_batch() -> None:
             choices.accept(torch.ones(batch, 1), stream=Stream.ACCEPT, at=torch.arange(1))
         return _draws(torch.tensor([[0.25, 0.25, 0.5]]), choices)[:, 0]
 
-    paths = [
-        path
-        for outcomes, weights in every_path(program)
-        for path in zip(outcomes.tolist(), weights.tolist(), strict=True)
-    ]
+    paths = paths_of(every_path(program))
     assert sorted(paths) == [(0, 0.25), (1, 0.25), (2, 0.5)]
 
 
@@ -230,12 +211,8 @@ def test_fractions_where_hints_end_the_questions() -> None:
         prob = torch.tensor([1 / 3, 1 / 4], dtype=torch.float64).expand(len(choices.records), -1)
         return choices.accept(prob, stream=Stream.ACCEPT, at=torch.arange(2), leading=True).long()
 
-    paths = [
-        (path, weight)
-        for outcomes, weights in every_exact_path(program)
-        for path, weight in zip(outcomes.tolist(), weights, strict=True)
-    ]
-    assert sorted(paths) == [([0, 0], Fraction(2, 3)), ([1, 0], Fraction(1, 4)), ([1, 1], Fraction(1, 12))]
+    paths = paths_of(every_exact_path(program))
+    assert sorted(paths) == [((0, 0), Fraction(2, 3)), ((1, 0), Fraction(1, 4)), ((1, 1), Fraction(1, 12))]
 
 
 def test_the_most_paths_are_counted_over_all_rounds() -> None:
