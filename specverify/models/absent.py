@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from specverify.errors import PairError, PlanError
 from specverify.models.loading import LoadedModel, folder_of
+from specverify.models.transformers import stated_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from specverify.models.transformers import TransformersModel
 
 __all__ = ["Absent", "load_without_weights"]
-
-_UNBOUNDED = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +72,5 @@ def load_without_weights(source: str, *, trust_remote_code: bool = False) -> Loa
     except OSError:
         generation = GenerationConfig.from_model_config(config)
     sizes = config.get_text_config()
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
-    stated = (getattr(sizes, name, None) for name in names)
-    length = next((value for value in stated if isinstance(value, int) and value > 0), _UNBOUNDED)
-    absent = Absent(name=source, vocab_size=int(sizes.vocab_size), max_length=length)
+    absent = Absent(name=source, vocab_size=int(sizes.vocab_size), max_length=stated_length(sizes))
     return LoadedModel(cast("TransformersModel", absent), tokenizer, config, generation, source)

@@ -34,6 +34,7 @@ __all__ = [
     "TransformersSession",
     "require_working_rollback",
     "require_working_trees",
+    "stated_length",
 ]
 
 UNBOUNDED_LENGTH = 2**31 - 1
@@ -45,6 +46,13 @@ _PROBE_ALLOWED = {torch.float64: 0.01, torch.float32: 0.01, torch.bfloat16: 0.05
 Measured on CPU (tiny, wide, mixture-of-experts and the embedded models): rounding is at most 2e-6 in fp32 and 7e-4 in
 half precision; a rollback that leaves its tokens visible is 0.15 to 1.2. Rounding on CUDA has not been measured.
 """
+
+
+def stated_length(text_config: Any) -> int:  # noqa: ANN401 - every architecture has its own class
+    """Positions that a configuration states, under one name or another; `UNBOUNDED_LENGTH` where it states none."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
+    stated = (getattr(text_config, name, None) for name in names)
+    return next((value for value in stated if isinstance(value, int) and value > 0), UNBOUNDED_LENGTH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +84,7 @@ class TransformersModel:
     @cached_property
     def max_length(self) -> int:
         """Positions that the configuration states."""
-        names = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
-        stated = (getattr(self._text_config, name, None) for name in names)
-        return next((value for value in stated if isinstance(value, int) and value > 0), UNBOUNDED_LENGTH)
+        return stated_length(self._text_config)
 
     @cached_property
     def device(self) -> torch.device:
