@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["enough", "law_after", "lossless", "lossless_rounds"]
+__all__ = ["EXTENSION", "enough", "law_after", "lossless", "lossless_rounds", "suspicious"]
 
 _SUSPICION = 3.0
-"""log10 of the e-value at which a stream that is not proved wrong goes on to `_EXTENSION` times the tokens by itself."""
-_EXTENSION = 10
+"""log10 of the e-value at which a stream that is not proved wrong goes on to `EXTENSION` times the tokens by itself."""
+EXTENSION = 10
 
 
 def lossless_rounds(subject: Subject, plan: Plan, *, times: int = 1) -> Iterable[Round]:
@@ -69,7 +69,7 @@ def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
     params = replace(sampling(subject, plan), max_new_tokens=2)  # two, so that the first is drafted
     prompts = _first_token_prompts(subject, plan)
     yield Unscored(asked("first_token", plan, prompts, params, num_samples=plan.first_token_samples))
-    yield from lossless_rounds(subject, plan, times=_EXTENSION)
+    yield from lossless_rounds(subject, plan, times=EXTENSION)
 
 
 def _is_stream(scored: ScoredTraces) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -83,15 +83,16 @@ def _stream(scored: ScoredTraces, plan: Plan, *, times: int = 1) -> ScoredTraces
     return scored.where(mask & (np.cumsum(mask) <= times * plan.lossless_tokens))
 
 
-def _suspicious(log10_e: float) -> bool:
+def suspicious(log10_e: float) -> bool:
+    """Whether to go on: evidence that isn't proof, and too much to be left."""
     return log10_e >= _SUSPICION
 
 
 def _watched(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
     """The tokens that the e-process has seen: the fixed number, and those after it where that left a suspicion."""
     stream = _stream(scored, plan)
-    longer = _stream(scored, plan, times=_EXTENSION)
-    return longer if len(longer) > len(stream) and _suspicious(e_process(stream).log10_e) else stream
+    longer = _stream(scored, plan, times=EXTENSION)
+    return longer if len(longer) > len(stream) and suspicious(e_process(stream).log10_e) else stream
 
 
 def _decided(plan: Plan, scored: ScoredTraces) -> bool:
@@ -104,7 +105,7 @@ def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     log10_e = e_process(stream).log10_e
     if log10_e >= e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES):
         return True
-    return enough(plan, scored) and (not _suspicious(log10_e) or len(stream) >= _EXTENSION * plan.lossless_tokens)
+    return enough(plan, scored) and (not suspicious(log10_e) or len(stream) >= EXTENSION * plan.lossless_tokens)
 
 
 def _first_token_tests(subject: Subject, plan: Plan, scored: ScoredTraces) -> tuple[StatisticalTest, ...]:
@@ -207,7 +208,7 @@ def _verdict(
             Verdict.INCONCLUSIVE,
             f"{found.findings[-1].text}: too many to say that the support holds; use --dtype float32",
         )
-    if _suspicious(log10_e):
+    if suspicious(log10_e):
         said = f"suspect: evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
         return Verdict.INCONCLUSIVE, f"{said}; it is proof from 10^6 on"
     detectable, wanted = detectable_shift(len(stream), plan), plan.largest_undetected_shift

@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling
 from specverify.checks.counters import nothing_drafted
+from specverify.checks.lossless import EXTENSION, suspicious
 from specverify.engines import Capability
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
@@ -28,40 +30,70 @@ from specverify.statistics.sequential import mix
 from specverify.statistics.two_sample import sign_bets, smallest_detectable_signs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from specverify.checks.check import Round
     from specverify.plan import Plan
+    from specverify.records import DecodeTrace
     from specverify.statistics.sequential import EProcess
     from specverify.subject import Subject
 
-__all__ = ["compare_arms", "text_scores", "two_arms"]
+__all__ = [
+    "ARMS",
+    "COLDER",
+    "DOUBT",
+    "arms_verdict",
+    "compare_arms",
+    "controls",
+    "pairs_of",
+    "settled",
+    "suspected",
+    "text_scores",
+    "two_arms",
+]
 
-_ARMS = ("on", "off", "off-again")
+ARMS = ("on", "off", "off-again")
 _LOSSY = "lossy"
-_COLDER = 0.7
+COLDER = 0.7
 """What the temperature of the lossy arm is multiplied by."""
 _BET_SHARE = 0.3
 """A text's score for a fault is Σ log(1 + 0.3 (r/p - 1)): what a bet on the fault would have won with it."""
 _EFFECT = "mean difference of a score, in its own root mean square"
-_DOUBT = 3.0
+DOUBT = 3.0
 """log10 of the e-value from which the OFF arms are called different."""
 _CONTROL = 3.0
 """log10 of the e-value from which the lossy arm is called seen."""
 
 
 def _rounds(subject: Subject, plan: Plan) -> Iterable[Round]:
-    """A few texts of every prompt in each arm, until the arms hold the plan's tokens."""
+    """A few texts of every prompt in each arm, until the arms hold the plan's tokens; then more of ON and OFF, until decided."""
     if Capability.SPECULATION_SWITCH not in subject.engine.capabilities:
         return
     params = sampling(subject, plan)
     samples = max(1, -(-plan.two_arms_tokens // (plan.max_new_tokens * max(1, len(subject.prompts)))))
-    for arm in _ARMS:
-        yield asked(f"two-arms/{arm}", plan, subject.prompts, params, num_samples=samples, speculation=arm == "on")
-    colder = replace(params, temperature=_COLDER * params.temperature)
-    yield Unscored(asked(f"two-arms/{_LOSSY}", plan, subject.prompts, colder, num_samples=samples))
+    ask = partial(asked, plan=plan, prompts=subject.prompts, num_samples=samples)
+    for arm in ARMS:
+        yield ask(f"two-arms/{arm}/0", params=params, speculation=arm == "on")
+    yield Unscored(ask(f"two-arms/{_LOSSY}/0", params=replace(params, temperature=COLDER * params.temperature)))
+    for number in range(1, EXTENSION):
+        for arm in ("on", "off"):
+            yield ask(f"two-arms/{arm}/{number}", params=params, speculation=arm == "on")
+
+
+def _decided(plan: Plan, scored: ScoredTraces) -> bool:
+    """Once all arms have answered, unless what they say is suspicious and no proof yet."""
+    if not any(request.id.startswith(f"two-arms/{_LOSSY}/") for request in scored.requests()):
+        return False
+    on, off = _arm(scored, "on"), _arm(scored, "off")
+    return len(on.traces) == len(off.traces) and settled(compare_arms(on, off), plan)
+
+
+def settled(compared: EProcess, plan: Plan) -> bool:
+    """Whether more texts would change nothing: proof, or no suspicion."""
+    proof = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
+    return compared.log10_e >= proof or not suspicious(compared.log10_e)
 
 
 def text_scores(scored: ScoredTraces) -> dict[str, NDArray[np.float64]]:
@@ -92,18 +124,28 @@ def text_scores(scored: ScoredTraces) -> dict[str, NDArray[np.float64]]:
     return scores
 
 
+def pairs_of(first: Sequence[DecodeTrace], second: Sequence[DecodeTrace]) -> NDArray[np.int64]:
+    """Places of texts that answer the same in either arm, [2, pairs]: by round, and the first samples of all prompts first.
+
+    The id of a request is "check/arm/round/prompt". So what is asked later comes later, and a path goes on where it ended.
+    """
+
+    def asked_for(trace: DecodeTrace) -> tuple[int, int, str]:
+        _, _, number, prompt = trace.request.id.split("/", 3)
+        return int(number), trace.sample, prompt
+
+    places = {asked_for(trace): at for at, trace in enumerate(second)}
+    ours = sorted((asked_for(trace), at) for at, trace in enumerate(first))
+    pairs = [(at, places[name]) for name, at in ours if name in places]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+
+
 def compare_arms(first: ScoredTraces, second: ScoredTraces) -> EProcess:
     """Evidence that texts of two arms don't follow one law: bets on the signs of every score's differences, mixed.
 
     Texts are paired by prompt and sample; a pair of which one text is missing says nothing.
     """
-    places = {(trace.request.prompt_id, trace.sample): at for at, trace in enumerate(second.traces)}
-    pairs = [
-        (at, places[trace.request.prompt_id, trace.sample])
-        for at, trace in enumerate(first.traces)
-        if (trace.request.prompt_id, trace.sample) in places
-    ]
-    ours, theirs = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    ours, theirs = pairs_of(first.traces, second.traces)
     left, right = text_scores(first), text_scores(second)
     return mix({name: sign_bets(left[name][ours] - right[name][theirs]) for name in left if name in right})
 
@@ -143,13 +185,13 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     )
     if Capability.SPECULATION_SWITCH not in subject.engine.capabilities:
         return result
-    on, off, again = (_arm(scored, arm) for arm in _ARMS)
+    on, off, again = (_arm(scored, arm) for arm in ARMS)
     if not min(len(on), len(off), len(again)):
         return replace(result, verdict=Verdict.INCONCLUSIVE, summary="an arm answered without a token")
     compared = compare_arms(on, off)
     control = compare_arms(off, again)
     lossy = compare_arms(_lossy_arm(subject, plan, scored), off)
-    verdict, summary = _verdict(on, compared, control, lossy)
+    verdict, summary = arms_verdict(on.traces, compared, control, lossy)
     detectable = smallest_detectable_signs(
         len(compared.path),
         false_fail_rate=plan.false_fail_rate / 2 / MOST_E_PROCESSES / len(compared.components),
@@ -159,10 +201,10 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         result,
         verdict=verdict,
         summary=summary,
-        findings=_controls(control, lossy),
+        findings=controls(control, lossy),
         tests=(
             StatisticalTest(
-                name=f"ON against OFF, bets on the signs of score differences{_suspected(compared)}",
+                name=f"ON against OFF, bets on the signs of score differences{suspected(compared)}",
                 statistic=compared.log10_e,
                 log10_e=compared.log10_e,
                 allowed=math.nan,
@@ -172,7 +214,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
                 effect_unit=_EFFECT,
             ),
         )
-        if verdict is Verdict.PASS or control.log10_max < _DOUBT
+        if verdict is Verdict.PASS or control.log10_max < DOUBT
         else (),
         measurements={
             "num_pairs": len(compared.path),
@@ -191,27 +233,39 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     )
 
 
-def _verdict(on: ScoredTraces, compared: EProcess, control: EProcess, lossy: EProcess) -> tuple[Verdict, str]:
-    """The controls first: without them the comparison says nothing."""
-    if control.log10_max >= _DOUBT:
+def arms_verdict(
+    on: Sequence[DecodeTrace],
+    compared: EProcess,
+    control: EProcess,
+    lossy: EProcess,
+    *,
+    budget: str = "two_arms_tokens",
+) -> tuple[Verdict, str]:
+    """The controls first: without them the comparison says nothing. `budget` is the plan's field to raise."""
+    if control.log10_max >= DOUBT:
         said = f"target-only texts differ from target-only texts, 10^{control.log10_max:.1f} to 1 ({control.likeliest})"
         return Verdict.INCONCLUSIVE, f"{said}: the engine, or its seeds, or the harness is in doubt"
-    if nothing_drafted(on.traces):
+    if nothing_drafted(on):
         return Verdict.INCONCLUSIVE, "nothing was drafted in the ON arm, so nothing was compared"
+    if suspicious(compared.log10_e):
+        said = f"suspect: evidence 10^{compared.log10_e:.1f} to 1 that the arms differ, after {len(compared.path)} pairs of texts"
+        return Verdict.INCONCLUSIVE, f"{said}; it is proof from 10^6 on"
     if lossy.log10_max < _CONTROL:
-        said = f"{len(compared.path)} pairs of texts are too few: an arm at {_COLDER} of the temperature was not seen"
-        return Verdict.INCONCLUSIVE, f"{said} (10^{lossy.log10_max:.1f}); raise two_arms_tokens in the plan"
+        said = f"{len(compared.path)} pairs of texts are too few: an arm at {COLDER} of the temperature was not seen"
+        return Verdict.INCONCLUSIVE, f"{said} (10^{lossy.log10_max:.1f}); raise {budget} in the plan"
     return Verdict.PASS, (
         f"{len(compared.path)} pairs of texts: ON against OFF 10^{compared.log10_e:.1f} to 1, OFF against OFF "
-        f"10^{control.log10_max:.1f}; an arm at {_COLDER} of the temperature shows at 10^{lossy.log10_max:.1f}"
+        f"10^{control.log10_max:.1f}; an arm at {COLDER} of the temperature shows at 10^{lossy.log10_max:.1f}"
     )
 
 
-def _suspected(compared: EProcess) -> str:
-    return f", by {compared.likeliest}" if compared.log10_e >= _DOUBT else ""
+def suspected(compared: EProcess) -> str:
+    """By what the arms differ, where they seem to."""
+    return f", by {compared.likeliest}" if compared.log10_e >= DOUBT else ""
 
 
-def _controls(control: EProcess, lossy: EProcess) -> tuple[Finding, ...]:
+def controls(control: EProcess, lossy: EProcess) -> tuple[Finding, ...]:
+    """What the controls showed, worth knowing whatever the answer is."""
     return (
         Finding(text=f"OFF against OFF again: 10^{control.log10_max:.1f} to 1 at most", severity=Verdict.PASS),
         Finding(
@@ -249,6 +303,7 @@ two_arms = Check(
     id="two-arms",
     claim="texts with and without speculation follow one law, by the engine's own OFF arm",
     rounds=_rounds,
+    decided=_decided,
     conclude=_conclude,
 )
 """Sign bets on score differences, with an A/A control and a lossy one; no arm's law need be known exactly."""

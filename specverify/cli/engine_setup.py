@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
     from specverify.watch import Watch
 
-__all__ = ["certified_by_engine", "decoded_by_engine", "engine_settings"]
+__all__ = ["certified_without_target", "decoded_by_engine", "engine_settings"]
 
 
 def engine_settings(
@@ -79,16 +79,18 @@ def decoded_by_engine(
         yield replace(subject, engine=engine, decoder=None, rule="", drafts_follow_law=False, engine_noise=noise)
 
 
-def certified_by_engine(
+def certified_without_target(
     invocation: Invocation, sources: Sources, plan: Plan, *, watch: Watch, say: Callable[[str], None]
 ) -> Certificate:
-    """`--score-by engine`: of the target only the tokenizer and the configuration are read; see `conformance.by_engine`.
+    """`--score-by engine` and `texts`: of the target only the tokenizer and the configuration are read.
 
-    The draft is loaded where there is one: it makes the laws of faults that leak it known. Raises what loading and opening raise.
+    See `conformance.by_engine` and `by_texts`. The draft is loaded where there is one: what leaks of it is then seen sooner.
+    Raises what loading and opening raise.
     """
     from specverify.checks.compatibility import eos_ids
     from specverify.cli.setup import balanced, encode
-    from specverify.conformance.by_engine import CELLS_BY_ENGINE, certify_by_engine
+    from specverify.conformance.by_engine import CELLS_WITHOUT_TARGET, certify_by_engine
+    from specverify.conformance.by_texts import certify_by_texts
     from specverify.conformance.laws import Laws
     from specverify.conformance.run import opened_arms
     from specverify.models.absent import load_without_weights
@@ -97,7 +99,7 @@ def certified_by_engine(
     from specverify.prompt_file import read_prompts
 
     for name in plan.only:
-        require_known("check with --score-by engine", name, CELLS_BY_ENGINE)
+        require_known(f"check with --score-by {invocation.score_by}", name, CELLS_WITHOUT_TARGET)
     target = load_without_weights(sources.target, trust_remote_code=invocation.trust_remote_code)
     draft = None
     if sources.draft is not None:
@@ -121,4 +123,5 @@ def certified_by_engine(
     )
     settings = engine_settings(invocation, sources, plan, eos_token_ids=laws.eos_token_ids, max_length=room)
     with opened_arms(invocation.engine, settings, off=invocation.off, say=say) as arms:
-        return certify_by_engine(arms.on, arms.off, laws, plan, watch=watch, command=invocation.command())
+        certified = certify_by_engine if invocation.score_by == "engine" else certify_by_texts
+        return certified(arms.on, arms.off, laws, plan, watch=watch, command=invocation.command())

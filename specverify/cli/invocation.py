@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAFTERS", "Invocation", "Sources", "require_known"]
 
-SCORERS = ("target", "engine")
-"""What `--score-by` takes probabilities from."""
+SCORERS = ("target", "engine", "texts")
+"""What `--score-by` takes probabilities from; from texts alone there are none."""
 DRAFTERS = ("model", "prompt-lookup", "shared-ids", "text")
 """Where `--drafter` takes drafts from: the last two are a draft model with another tokenizer than the target's."""
 
@@ -58,7 +58,7 @@ class Invocation:
     option: tuple[str, ...] = ()
     off: str = ""
     score_by: str = "target"
-    """The target, loaded here, or the engine's own log-probabilities without speculation."""
+    """The target, loaded here, the engine's own log-probabilities without speculation, or nothing but its texts."""
     trust_remote_code: bool = False
     prompts: Path | None = None
     plan_file: Path | None = None

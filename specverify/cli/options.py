@@ -62,7 +62,7 @@ ScoreBy = Annotated[
     Option(
         "--score-by",
         metavar="WHO",
-        help="target, or engine: the log-probabilities of its prompt_logprobs, where the target does not fit here.",
+        help="target; engine (its prompt_logprobs), where the target does not fit here; texts, where there are none either.",
     ),
 ]
 TrustRemoteCode = Annotated[

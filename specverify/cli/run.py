@@ -73,19 +73,19 @@ def _certified(
 
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
-    from specverify.cli.engine_setup import certified_by_engine, decoded_by_engine
+    from specverify.cli.engine_setup import certified_without_target, decoded_by_engine
     from specverify.cli.output import last_of, render, reserved, set_aside, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
     tell = _nobody if quiet else say
-    if invocation.score_by == "engine":
+    if invocation.score_by != "target":
         if cluster is not None:
-            msg = "--score-by engine loads no target, so there is nothing for a cluster to compute; leave --ray out"
+            msg = f"--score-by {invocation.score_by} loads no target, so there is nothing for a cluster to compute; leave --ray out"
             raise PlanError(msg)
         with reserved(folder):
             set_aside(folder)
-            certificate = certified_by_engine(invocation, sources, plan, watch=watch, say=tell)
+            certificate = certified_without_target(invocation, sources, plan, watch=watch, say=tell)
             certificate = replace(certificate, command=invocation.whole_command())
             write_all(folder, render(certificate, last_of(folder)))
             return certificate

@@ -23,19 +23,19 @@ from specverify.checks.evidence import (
     pit_tests,
     tokens_needed,
 )
-from specverify.checks.lossless import lossless_rounds
+from specverify.checks.lossless import EXTENSION, lossless_rounds, suspicious
 from specverify.checks.noise import MOST_OF_ENGINE
 from specverify.conformance.asking import Asking, Seen, cell
 from specverify.conformance.cells import certificate_of, held
+from specverify.conformance.laws import on_subject
 from specverify.conformance.told import drafting, vocabulary
 from specverify.engines import Capability
-from specverify.engines.arms import Guarded, TargetOnly, TwoArms
+from specverify.engines.arms import Guarded, TargetOnly
 from specverify.errors import PlanError
 from specverify.judge import judge
 from specverify.records import CheckResult, Finding, SamplingParams, Verdict
 from specverify.scoring import ScoredTraces
 from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold, most_p_values
-from specverify.subject import Subject
 from specverify.told_law import score_by_told_laws
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from specverify.records import Certificate, DecodeTrace
     from specverify.watch import Watch
 
-__all__ = ["CELLS_BY_ENGINE", "TOP", "certify_by_engine"]
+__all__ = ["CELLS_WITHOUT_TARGET", "TOP", "certify_by_engine"]
 
-CELLS_BY_ENGINE = ("drafting", "vocabulary", "greedy", "lossless")
+CELLS_WITHOUT_TARGET = ("drafting", "vocabulary", "greedy", "lossless")
 
 TOP = 20
 """Likeliest ids whose probabilities are asked for: as many as vLLM tells without `--max-logprobs`."""
@@ -124,9 +124,10 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
     plan = asking.plan
     scored = ScoredTraces()
     proof = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
-    for requests in lossless_rounds(asking.subject, plan):
+    for requests in lossless_rounds(asking.subject, plan, times=EXTENSION):
         scored = scored.merge(scorer(asking.answers(requests)))
-        if len(scored) >= plan.lossless_tokens or (len(scored) and e_process(scored).log10_e >= proof):
+        log10_e = e_process(scored).log10_e if len(scored) else 0.0
+        if log10_e >= proof or (len(scored) >= plan.lossless_tokens and not suspicious(log10_e)):
             break
     if not len(scored):
         return Seen(summary="not a token was emitted", verdict=Verdict.INCONCLUSIVE)
@@ -139,10 +140,11 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
     law = e_process_test(scored, plan, name="stream")
     tests = (law, *pit_tests(scored, plan, name="stream"))
     detectable, wanted = detectable_shift(len(scored), plan), plan.largest_undetected_shift
-    enough = detectable <= wanted
+    suspect, enough = suspicious(log10_e), detectable <= wanted
     smallest = min((test.p_value for test in tests if test.p_value is not None), default=math.nan)
     return Seen(
-        summary=f"{len(scored):,} tokens of {len(asking.subject.prompts)} prompts: evidence against the told laws "
+        summary=("suspect: " if suspect else "")
+        + f"{len(scored):,} tokens of {len(asking.subject.prompts)} prompts: evidence against the told laws "
         f"10^{law.log10_e or 0.0:.1f} to 1, smallest p-value {smallest:.2g}"
         + ("" if enough else f"; too few: a shift of the mean law below {detectable:.2g} would go unseen"),
         wrong=(*empty_texts(scored), *impossible),
@@ -153,7 +155,7 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
         advice="compare the law that drafts are drawn from with the one that they are verified with, at the temperature that is asked"
         if enough
         else f"set lossless_tokens = {tokens_needed(wanted, plan)} in the plan",
-        verdict=Verdict.PASS if enough else Verdict.INCONCLUSIVE,
+        verdict=Verdict.PASS if enough and not suspect else Verdict.INCONCLUSIVE,
         measurements={
             "share_in_the_atom": float(np.mean(scored["in_atom"])),
         },
@@ -186,15 +188,8 @@ def certify_by_engine(
         cell("greedy", _CLAIM_OF_GREEDY, partial(_look_at_greedy, scorer)),
         cell("lossless", _CLAIM_OF_LAW, partial(_look_at_law, scorer)),
     )
-    subject = Subject(
-        engine=TwoArms(Guarded(engine), Guarded(off)),
-        target=laws.target,
-        draft=None,  # steps can't be held against a target that isn't here
-        prompts=laws.prompts,
-        eos_token_ids=laws.eos_token_ids,
-        detokenize=laws.detokenize,
-        command=command,
-    )
+    # steps can't be held against a target that isn't here, so the draft's law is for the scorer alone
+    subject = on_subject(engine, off, replace(laws, draft=None), command=command)
     alone = replace(subject, engine=TargetOnly(Guarded(off)))
     chosen = [each for each in (drafting, vocabulary, *cells) if not plan.only or each.id in plan.only]
     results = [_off(held(each, alone, plan, watch)) for each in cells if each in chosen]
@@ -212,7 +207,7 @@ def _require_answerable(off: Engine | None, plan: Plan) -> None:
         msg = "--score-by engine needs the engine without speculation, too: give --option off_url=U or --option serve_off=CMD"
         raise PlanError(msg)
     if Capability.PROMPT_LOGPROBS not in off.capabilities:
-        msg = f"{off.name} tells no log-probabilities of a prompt, so it can't score; leave --score-by engine out"
+        msg = f"{off.name} tells no log-probabilities of a prompt, so it can't score; compare its texts with --score-by texts"
         raise PlanError(msg)
     usual = replace(
         plan.params,

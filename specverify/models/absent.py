@@ -54,7 +54,7 @@ class Absent:
         raise PlanError(self._missing())
 
     def _missing(self) -> str:
-        return f"the target {self.name} isn't loaded, so this can't be asked of it; leave --score-by engine out"
+        return f"the target {self.name} isn't loaded, so this can't be asked of it; leave --score-by out"
 
 
 def load_without_weights(source: str, *, trust_remote_code: bool = False) -> LoadedModel:

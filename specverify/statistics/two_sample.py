@@ -3,13 +3,18 @@
 Note [Exchangeable arms]: if two arms of an engine follow one law, the texts X and Y that they write after the same prompt
 with different seeds may be swapped without changing anything. So for *any* score f the difference f(X) - f(Y) is as likely
 as its negative, whatever the law, the kernels' rounding, and whether the model that gives f its meaning is the right one.
-That alone makes both tests here exact: the bets on the signs at every time, the permutations at every number of texts.
+That alone makes all tests here exact: the bets on the signs at every time, the permutations at every number of texts.
+
+Note [Learned score]: so f may have been learned from earlier pairs. The witness of the MMD is such an f: how much more a text has
+in common with the texts of the first arm than with those of the second. Where the arms differ it comes to say so, and bets on
+its signs are an MMD that may be looked at after each pair [ShekharRamdas2024] and reaches a proof without a permutation.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,18 +25,20 @@ from specverify.errors import InternalError
 from specverify.statistics.design import require_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from jaxtyping import Bool, Float, Shaped
 
 __all__ = [
     "MMD",
     "bigram_gram",
+    "bigrams",
     "hamming_gram",
     "mmd",
     "samples_needed_signs",
     "sign_bets",
     "smallest_detectable_signs",
+    "witness_differences",
 ]
 
 _TILTS = (0.1, 0.3, 1.0, 3.0)
@@ -60,6 +67,29 @@ def sign_bets(differences: Float[np.ndarray, " pairs"]) -> Float[np.ndarray, " p
         paths.append(np.cumsum(x - np.logaddexp(x, -x) + math.log(2)))
     total: Float[np.ndarray, " pairs"] = np.logaddexp.reduce(paths) - math.log(len(paths))
     return total / _LN10
+
+
+def bigrams(ids: Sequence[int], *, prompt: str = "") -> Counter[Hashable]:
+    """How often each id stands after each other one (after none: at the beginning), told apart by prompt where one is given."""
+    return Counter((prompt, before, after) for before, after in zip((None, *ids), ids, strict=False))
+
+
+def witness_differences(
+    first: Sequence[Mapping[Hashable, float]], second: Sequence[Mapping[Hashable, float]]
+) -> Float[np.ndarray, " pairs"]:
+    """How much more the first text of each pair is like earlier first ones than the second is (Note [Learned score]).
+
+    Texts are given as the features of a kernel, k(x, y) = Σ x_f y_f; the witness before a pair is Σ k(X, ·) - k(Y, ·) over those
+    before it, over the root of their number, so that chance moves it no further as it grows.
+    """
+    witness: Counter[Hashable] = Counter()
+    differences = np.zeros(len(first))
+    for number, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+        change = {each: ours.get(each, 0) - theirs.get(each, 0) for each in {**ours, **theirs}}
+        differences[number] = sum(witness[each] * by for each, by in change.items()) / math.sqrt(max(1, number))
+        for each, by in change.items():
+            witness[each] += by  # type: ignore[assignment]  # a kernel's features need not be whole numbers
+    return differences
 
 
 def samples_needed_signs(effect: float, *, false_fail_rate: float, false_pass_rate: float) -> int:

@@ -1,4 +1,4 @@
-"""`specverify certify --score-by engine`: the target's weights are not read."""
+"""`specverify certify --score-by engine` and `texts`: the target's weights are not read."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def test_an_engine_is_held_against_what_it_tells_itself(kind, code, verdict, pai
     assert outcome.record["target"]["weights_sha256"] == ""
 
 
+@pytest.mark.parametrize(("kind", "code", "verdict"), [("sound", 0, "PASS"), ("sharp", 1, "FAIL")])
+def test_an_engine_is_held_against_its_own_texts(kind, code, verdict, pair, run, monkeypatch):
+    """Nothing but ids is asked of it."""
+    target, draft, plan = pair
+    monkeypatch.setattr("tests.engines.telling.TARGET", str(embedded().target))
+    outcome = run(
+        "certify", target, draft, "--engine", f"tests.engines.telling:{kind}", "--score-by", "texts", "--plan", plan,
+        "--only", "lossless", "--json",
+    )  # fmt: skip
+    assert outcome.code == code, outcome.err
+    (check,) = outcome.record["checks"]
+    assert (check["id"], check["verdict"]) == ("lossless", verdict)
+    assert check["effect_unit"] == "of the change that 0.7 of the temperature makes"
+    assert outcome.record["target"]["weights_sha256"] == ""
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -45,6 +61,7 @@ def test_an_engine_is_held_against_what_it_tells_itself(kind, code, verdict, pai
             ("--engine", "fake", "--score-by", "engine", "--only", "cost"),
             "no check with --score-by engine named 'cost'",
         ),
+        (("--score-by", "texts"), "--score-by is for an engine, so say which"),
         (("--engine", "reference", "--score-by", "engine"), "tells no log-probabilities of a prompt"),
         (("--engine", "fake", "--score-by", "engine", "--ray", "auto"), "leave --ray out"),
     ],

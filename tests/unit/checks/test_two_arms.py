@@ -46,6 +46,14 @@ def test_a_lossy_engine_fails(name):
     assert "ON against OFF" in result.summary
 
 
+def test_suspicion_is_followed_until_it_is_settled():
+    """The first 48 pairs leave a suspicion; more of ON and OFF are asked by themselves, and prove it."""
+    result = judged(find_fault("residual-from-target").plant(HEALTHY), replace(PLAN, two_arms_tokens=700, seed=1))
+    assert result.verdict is Verdict.FAIL
+    assert result.num_samples > 48
+    assert judged(HEALTHY, replace(PLAN, two_arms_tokens=700, seed=1)).num_samples == 48
+
+
 @dataclass(frozen=True)
 class Around:
     """The healthy engine, changed."""

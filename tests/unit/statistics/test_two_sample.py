@@ -9,7 +9,7 @@ import pytest
 
 from specverify.errors import InternalError
 from specverify.statistics.interval import clopper_pearson
-from specverify.statistics.two_sample import bigram_gram, hamming_gram, mmd, sign_bets
+from specverify.statistics.two_sample import bigram_gram, bigrams, hamming_gram, mmd, sign_bets, witness_differences
 
 
 @pytest.mark.parametrize("sizes", [np.ones(8), np.arange(8.0), np.array([1e-6, 5, 0, 2, 2, 1e6, 3, 1])])
@@ -74,3 +74,44 @@ def test_kernels_count_what_texts_share():
     gram = bigram_gram([[1, 2], [1, 2], [3]])
     assert gram[0, 1] == pytest.approx(gram[0, 0])
     assert gram[0, 2] == 0
+
+
+def test_bets_on_a_learned_score_are_fair_by_enumeration():
+    """Over all ways to swap the texts of six pairs, the evidence is 1 in the mean after each pair, whatever the texts."""
+    rng = np.random.default_rng(4)
+    pairs = [tuple(bigrams(text) for text in texts(rng, LAW, 2, length=5)) for _ in range(6)]
+    paths = []
+    for swaps in product((1, -1), repeat=6):
+        ours, theirs = zip(*(pair[::swap] for pair, swap in zip(pairs, swaps, strict=True)), strict=True)
+        paths.append(10 ** sign_bets(witness_differences(ours, theirs)))
+    assert np.mean(paths, axis=0) == pytest.approx(np.ones(6))
+
+
+def test_a_witness_is_the_difference_of_mean_kernels():
+    """Σ k(X_s, ·) - k(Y_s, ·) over earlier pairs, at the one text less at the other, over the root of their number."""
+    rng = np.random.default_rng(5)
+    ours, theirs = ([bigrams(text) for text in texts(rng, law, 5, length=4)] for law in (LAW, OTHER))
+
+    def kernel(one, other):
+        return sum(times * other[each] for each, times in one.items())
+
+    wanted = [
+        sum(kernel(ours[s], z) - kernel(theirs[s], z) for s in range(t)) for t in range(5) for z in (ours[t], theirs[t])
+    ]
+    differences = [
+        (one - other) / max(1, t) ** 0.5 for t, (one, other) in enumerate(zip(*[iter(wanted)] * 2, strict=True))
+    ]
+    assert witness_differences(ours, theirs).tolist() == pytest.approx(differences)
+
+
+def test_a_witness_comes_to_see_another_law_and_nothing_else():
+    """A proof within 400 pairs of short texts; none where the laws are the same."""
+    rng = np.random.default_rng(6)
+    ours, same, theirs = ([bigrams(text) for text in texts(rng, law, 400)] for law in (LAW, LAW, OTHER))
+    assert sign_bets(witness_differences(ours, theirs)).max() > 8
+    assert sign_bets(witness_differences(ours, same)).max() < 2
+
+
+def test_bigrams_know_the_beginning_and_the_prompt():
+    assert bigrams([1, 2, 1, 2]) == {("", None, 1): 1, ("", 1, 2): 2, ("", 2, 1): 1}
+    assert not bigrams([1], prompt="a").keys() & bigrams([1], prompt="b").keys()
