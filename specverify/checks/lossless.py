@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["EXTENSION", "enough", "law_after", "lossless", "lossless_rounds", "suspicious"]
+__all__ = ["EXTENSION", "enough", "law_after", "lossless", "lossless_rounds", "suspicious", "told_suspicion"]
 
 _SUSPICION = 3.0
 """log10 of the e-value at which a stream that is not proved wrong goes on to `EXTENSION` times the tokens by itself."""
 EXTENSION = 10
+_PROOF = 6.0
+"""log10 of the e-value that is proof where nothing else is asked; the judge asks for more where much is."""
 
 
 def lossless_rounds(subject: Subject, plan: Plan, *, times: int = 1) -> Iterable[Round]:
@@ -86,6 +88,11 @@ def _stream(scored: ScoredTraces, plan: Plan, *, times: int = 1) -> ScoredTraces
 def suspicious(log10_e: float) -> bool:
     """Whether to go on: evidence that isn't proof, and too much to be left."""
     return log10_e >= _SUSPICION
+
+
+def told_suspicion(said: str, log10_e: float) -> str:
+    """What was found, and that it is no proof where it is none."""
+    return said if log10_e >= _PROOF else f"suspect: {said}; it is proof from 10^6 on"
 
 
 def _watched(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
@@ -209,8 +216,8 @@ def _verdict(
             f"{found.findings[-1].text}: too many to say that the support holds; use --dtype float32",
         )
     if suspicious(log10_e):
-        said = f"suspect: evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
-        return Verdict.INCONCLUSIVE, f"{said}; it is proof from 10^6 on"
+        said = f"evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
+        return Verdict.INCONCLUSIVE, told_suspicion(said, log10_e)
     detectable, wanted = detectable_shift(len(stream), plan), plan.largest_undetected_shift
     if detectable > wanted:
         needed = tokens_needed(wanted, plan)

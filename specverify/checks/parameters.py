@@ -12,17 +12,19 @@ import torch
 
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
 from specverify.checks.counters import nothing_drafted
-from specverify.checks.evidence import detectable_shift, e_process_test, pit_tests, support, tokens_needed
+from specverify.checks.evidence import detectable_shift, e_process, e_process_test, pit_tests, support, tokens_needed
+from specverify.checks.lossless import EXTENSION, suspicious, told_suspicion
 from specverify.plan import PARAMETER_GRID
 from specverify.records import CheckResult, Verdict
 from specverify.scoring import score
+from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from specverify.checks.check import Round
     from specverify.plan import Plan
-    from specverify.records import Finding, SamplingParams
+    from specverify.records import Finding, SamplingParams, StatisticalTest
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
@@ -31,6 +33,8 @@ __all__ = ["over", "parameters"]
 Grid: TypeAlias = "tuple[tuple[str, SamplingParams], ...]"
 
 _BANNED = 8
+_MORE = "/more-"
+"""In the ids of requests that a suspicion asks for."""
 
 
 def _likeliest_tokens(subject: Subject) -> tuple[tuple[int, ...], ...]:
@@ -58,15 +62,40 @@ def _cells(grid: Grid, subject: Subject, plan: Plan) -> Iterable[tuple[str, Samp
 
 
 def _rounds(grid: Grid, subject: Subject, plan: Plan) -> Iterable[Round]:
-    """All cells in one round: rows with unlike parameters are each other's neighbours."""
+    """All cells in one round: rows with unlike parameters are each other's neighbours. More of them where a cell is suspicious."""
     wanted = max(1, plan.parameter_tokens // plan.max_new_tokens)
     prompts = spread(subject.prompts, wanted)
     samples = max(1, -(-wanted // len(prompts)))
-    yield [
-        request
-        for name, cell in _cells(grid, subject, plan)
-        for request in asked(f"parameters/{name}", plan, prompts, cell, num_samples=samples)
-    ]
+    cells = list(_cells(grid, subject, plan))
+    for number in range(EXTENSION):
+        yield [
+            request
+            for name, cell in cells
+            for request in asked(
+                f"parameters/{name}{_MORE + str(number) if number else ''}", plan, prompts, cell, num_samples=samples
+            )
+        ]
+
+
+def _decided(plan: Plan, scored: ScoredTraces) -> bool:
+    """Unless a cell is suspicious and no proof yet."""
+    proof = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
+    return all(
+        not suspicious(each) or each >= proof
+        for each in (e_process(cell.where(cell["edge"] == 0)).log10_e for cell in _by_cell(scored).values())
+    )
+
+
+def _by_cell(scored: ScoredTraces) -> dict[str, ScoredTraces]:
+    of_trace = [request.id.split("/")[1] for request in scored.requests()]
+    cell_of_token = np.array(of_trace)[scored["trace"].astype(np.int64)]
+    return {name: scored.where(cell_of_token == name) for name in dict.fromkeys(of_trace)}
+
+
+def _of_first_round(scored: ScoredTraces) -> ScoredTraces:
+    """What has a p-value must not depend on what it says."""
+    first = np.array([_MORE not in request.id for request in scored.requests()], dtype=bool)
+    return scored.where(first[scored["trace"].astype(np.int64)])
 
 
 def _with_bet_on_penalty(subject: Subject, cell: ScoredTraces) -> ScoredTraces:
@@ -89,21 +118,19 @@ def _with_bet_on_penalty(subject: Subject, cell: ScoredTraces) -> ScoredTraces:
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     findings: list[Finding] = []
     tests, counts = [], {}
-    of_trace = [request.id.split("/")[1] for request in scored.requests()]
-    cell_of_token = np.array(of_trace)[scored["trace"].astype(np.int64)]
     unsettled = ""
-    for name in dict.fromkeys(of_trace):
-        cell = support(subject, plan, _with_bet_on_penalty(subject, scored.where(cell_of_token == name)))
+    for name, tokens in _by_cell(scored).items():
+        cell = support(subject, plan, _with_bet_on_penalty(subject, tokens))
         counts[f"num_tokens_{name}"] = len(cell.inside)
         findings += [replace(finding, text=f"{name}: {finding.text}") for finding in cell.findings]
         unsettled = unsettled if cell.settled else f"{findings[-1].text}: too many to say that the support holds"
         if len(cell.inside):
             tests.append(e_process_test(cell.inside, plan, name=name))
-    all_inside = scored.where(scored["edge"] == 0)
+    all_inside = _of_first_round(scored.where(scored["edge"] == 0))
     pooled = pit_tests(all_inside, plan, name="all settings", chi_square=False) if len(all_inside) else ()
     thinnest = min(counts, key=counts.__getitem__, default="")
     detectable = detectable_shift(counts.get(thinnest, 0), plan)
-    verdict, summary = _verdict(plan, scored, findings, unsettled, thinnest=thinnest, detectable=detectable)
+    verdict, summary = _verdict(plan, scored, findings, unsettled, tests, thinnest=thinnest, detectable=detectable)
     return CheckResult(
         id="parameters",
         claim=parameters.claim,
@@ -123,7 +150,14 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
 
 
 def _verdict(
-    plan: Plan, scored: ScoredTraces, findings: Sequence[Finding], unsettled: str, *, thinnest: str, detectable: float
+    plan: Plan,
+    scored: ScoredTraces,
+    findings: Sequence[Finding],
+    unsettled: str,
+    tests: Sequence[StatisticalTest],
+    *,
+    thinnest: str,
+    detectable: float,
 ) -> tuple[Verdict, str]:
     """Before the judge has held the tests against the budget."""
     wrong = [finding for finding in findings if finding.severity is Verdict.FAIL]
@@ -133,6 +167,10 @@ def _verdict(
         return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
     if unsettled:
         return Verdict.INCONCLUSIVE, unsettled
+    suspect = max(tests, key=lambda test: test.log10_e or 0.0, default=None)
+    if suspect is not None and suspicious(suspect.log10_e or 0.0):
+        said = f"evidence 10^{suspect.log10_e:.1f} to 1, {suspect.name}"
+        return Verdict.INCONCLUSIVE, told_suspicion(said, suspect.log10_e or 0.0)
     wanted = plan.largest_undetected_shift_per_setting
     if detectable > wanted:
         needed = tokens_needed(wanted, plan)
@@ -150,6 +188,7 @@ def over(grid: Grid) -> Check:
         id="parameters",
         claim="temperature, top-k, top-p, min-p, penalties and bans hold at every position of a block",
         rounds=partial(_rounds, grid),
+        decided=_decided,
         conclude=_conclude,
     )
 

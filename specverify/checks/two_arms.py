@@ -20,7 +20,7 @@ import numpy as np
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling
 from specverify.checks.counters import nothing_drafted
-from specverify.checks.lossless import EXTENSION, suspicious
+from specverify.checks.lossless import EXTENSION, suspicious, told_suspicion
 from specverify.engines import Capability
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
@@ -248,8 +248,10 @@ def arms_verdict(
     if nothing_drafted(on):
         return Verdict.INCONCLUSIVE, "nothing was drafted in the ON arm, so nothing was compared"
     if suspicious(compared.log10_e):
-        said = f"suspect: evidence 10^{compared.log10_e:.1f} to 1 that the arms differ, after {len(compared.path)} pairs of texts"
-        return Verdict.INCONCLUSIVE, f"{said}; it is proof from 10^6 on"
+        said = (
+            f"evidence 10^{compared.log10_e:.1f} to 1 that the arms differ, after {len(compared.path)} pairs of texts"
+        )
+        return Verdict.INCONCLUSIVE, told_suspicion(said, compared.log10_e)
     if lossy.log10_max < _CONTROL:
         said = f"{len(compared.path)} pairs of texts are too few: an arm at {COLDER} of the temperature was not seen"
         return Verdict.INCONCLUSIVE, f"{said} (10^{lossy.log10_max:.1f}); raise {budget} in the plan"

