@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specverify.cli.exits import EXIT_CODES, crash_kept_in, say
-from specverify.errors import UsageError
+from specverify.errors import OutputError, UsageError
 from specverify.records import Verdict
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _VARIED = ("target", "draft", "pair", "plan_file", "num_speculative_tokens", "pr
 _OUT = "specverify-out"
 _PLAN = "plan.toml"
 """The file's name in a cell's folder."""
+_TABLES = ("matrix.md", "matrix.json")
 
 
 def certify_matrix(
@@ -52,6 +53,7 @@ def certify_matrix(
     cells = list(cells_of(matrix))
     tell = _nobody if quiet else say
     with crash_kept_in(out):
+        _set_aside(out)
         try:
             invocations = [_invocation(matrix, cell, given, out / cell.name) for cell in cells]
             _require_possible(cells, invocations, tell)
@@ -134,6 +136,20 @@ def _require_possible(cells: Sequence[Cell], invocations: Sequence[Invocation], 
                 make_subject(each, each.sources(), each.plan())
 
 
+def _set_aside(out: Path) -> None:
+    """An earlier table is not this one's, whether it ends or is refused. Raises `OutputError`."""
+    from specverify.cli.output import PREVIOUS
+
+    for old in (out / name for name in _TABLES):
+        if old.is_file():
+            try:
+                (out / PREVIOUS).mkdir(exist_ok=True)
+                old.replace(out / PREVIOUS / old.name)
+            except OSError as error:
+                msg = f"can't move {old} aside: {(error.strerror or str(error)).lower()}; give another --out"
+                raise OutputError(msg) from error
+
+
 def _take_back(out: Path, cells: Sequence[Cell]) -> None:
     """Folders that hold a plan and nothing else were made for a matrix that was refused."""
     for folder in (out / cell.name for cell in cells):
@@ -162,8 +178,9 @@ def _write(out: Path, rows: list[MatrixRow], rate: float) -> None:
     from specverify.codec import write_text_atomically
     from specverify.report.matrix import as_object, render_matrix
 
-    write_text_atomically(out / "matrix.md", render_matrix(rows, rate))
-    write_text_atomically(out / "matrix.json", json.dumps(as_object(rows, rate), indent=2, sort_keys=True) + "\n")
+    texts = (render_matrix(rows, rate), json.dumps(as_object(rows, rate), indent=2, sort_keys=True) + "\n")
+    for name, text in zip(_TABLES, texts, strict=True):
+        write_text_atomically(out / name, text)
 
 
 def _show(rows: list[MatrixRow], rate: float, out: Path, *, quiet: bool, as_json: bool) -> None:

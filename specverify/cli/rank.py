@@ -83,6 +83,7 @@ def _invocations(
     """One a draft, by its name."""
     from specverify.errors import UsageError
     from specverify.pairs import embedded_pairs
+    from specverify.report.text import clean
 
     given = {"num_speculative_tokens": most, "trust_remote_code": trust_remote_code, **same}
     if target is None:
@@ -90,10 +91,10 @@ def _invocations(
     if not drafts:
         msg = f"{target} needs at least one DRAFT after it"
         raise UsageError(msg)
-    names = [Path(draft).name for draft in drafts]
+    names = [clean(Path(draft).name) for draft in drafts]
     short = len(set(names)) == len(names)
     return {
-        name if short else draft: Invocation(target=target, draft=draft, **given)  # type: ignore[arg-type]  # options
+        name if short else clean(draft): Invocation(target=target, draft=draft, **given)  # type: ignore[arg-type]  # options
         for name, draft in zip(names, drafts, strict=True)
     }
 

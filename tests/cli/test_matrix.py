@@ -48,6 +48,20 @@ def test_every_cell_has_its_certificate_and_the_matrix_its_table(
     assert len(run("certify", "--matrix", "pairs.toml", "--json").json["cells"]) == 4
 
 
+def test_an_earlier_table_does_not_stand_beside_a_refusal(
+    run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path
+) -> None:
+    """It is in `previous/`."""
+    fakes(one=Verdict.PASS)
+    file = written(tmp_path)
+    assert run("certify", "--matrix", file, "--quiet").code == 0
+    file.write_text(file.read_text().replace(str(PAIR.draft), str(tmp_path / "nowhere")))
+    assert run("certify", "--matrix", file, "--quiet").code == 2
+    folder = tmp_path / "specverify-out" / "pairs"
+    assert not list(folder.glob("matrix.*"))
+    assert {each.name for each in (folder / "previous").iterdir()} == {"matrix.md", "matrix.json"}
+
+
 def test_an_interrupted_matrix_resumes(run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path) -> None:
     """What was finished is not asked again."""
     file = written(tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specverify.cli.rank import _invocations
 from specverify.codec import dump, load_as
 from specverify.rank import Choice, RankedDraft, Ranking, _by_position, pareto_plot, sentence
 from specverify.records import DecodeRequest, DecodeStep, DecodeTrace, FinishReason
@@ -52,6 +53,12 @@ def test_the_best_draft_is_named_for_each_batch_and_a_loss_is_said():
         == "at batch 1 take large with 3 tokens (2.00x [1.90, 2.10]); at batch 8 speculation is a loss"
     )
     assert not RANKING.loss
+
+
+def test_a_drafts_name_obeys_nobodys_terminal():
+    """Control characters of a folder's name are not printed."""
+    (name,) = _invocations("target", ["dr\x1b[31maft"], most=3, trust_remote_code=False)
+    assert name == "dr\ufffd[31maft"
 
 
 def test_a_loss_everywhere():
