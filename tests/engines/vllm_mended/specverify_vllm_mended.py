@@ -21,7 +21,7 @@ def mend() -> None:
 
 
 def _expand(
-    output: Tensor, values: Tensor, ends: Tensor, replace_from: int, replace_to: int, **_launch: object
+    output: Tensor, values: Tensor, ends: Tensor, replace_from: int, replace_to: int, *_launch: object
 ) -> None:
     """Row i of `values` for each of its tokens, into `output` itself: vLLM's fills a copy as whole numbers, and drops it."""
     counts = torch.diff(ends.long(), prepend=torch.zeros(1, dtype=torch.long))
