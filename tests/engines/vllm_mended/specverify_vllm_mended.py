@@ -20,9 +20,7 @@ def mend() -> None:
     topk_topp_sampler.apply_top_k_only = lambda logits, k: top_k_only(logits, k) if len(logits) else logits
 
 
-def _expand(
-    output: Tensor, values: Tensor, ends: Tensor, replace_from: int, replace_to: int, *_launch: object
-) -> None:
+def _expand(output: Tensor, values: Tensor, ends: Tensor, replace_from: int, replace_to: int, *_launch: object) -> None:
     """Row i of `values` for each of its tokens, into `output` itself: vLLM's fills a copy as whole numbers, and drops it."""
     counts = torch.diff(ends.long(), prepend=torch.zeros(1, dtype=torch.long))
     replaced = values.masked_fill(values == replace_from, replace_to)
