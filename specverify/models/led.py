@@ -264,7 +264,7 @@ class Processes:
             what = "does not answer" if late else "has gone"
             msg = (
                 f"process {self.rank} ends, because another of the {self.number} processes that hold the target {what} "
-                f"(after pass {self._num_passes}); its own words, if any, say why"
+                f"(at pass {self._num_passes}); its own words, if any, say why"
             )
             raise ProcessLost(msg) from error
 
