@@ -33,7 +33,7 @@ def require_usable(invocation: Invocation, *, others: str) -> None:
     """Raise `UsageError` where the processes that run don't fit what is asked; `others` is an option that excludes it."""
     number = started()
     if not invocation.tensor_parallel:
-        if number > 1:
+        if number > 1 and "TORCHELASTIC_RUN_ID" in os.environ:  # others set the same variables for jobs of their own
             msg = (
                 f"torchrun started {number} processes, and a certification is one; add --tensor-parallel for them to hold the target "
                 "together, or start it without, with --device-map auto or --ray"
@@ -103,5 +103,9 @@ def followed(invocation: Invocation) -> int | None:
             say(f"error: {error}")
         return _USAGE
     except SpecverifyError:
+        return _USAGE
+    except Exception as error:  # noqa: BLE001 - process 0 may wait in a pass, and can't know what happened here
+        reason = " ".join(str(error).split())[:300]
+        say(f"error: process {os.environ['RANK']} can't go on ({type(error).__name__}: {reason})")
         return _USAGE
     return 0

@@ -117,8 +117,22 @@ class Processes:
         if self.rank:
             return found
         model = LedModel(found.model.module, found.model.name, processes=self)
-        require_working_rollback(model)
+        self._probe(model)
         return replace(found, model=model)
+
+    def _probe(self, model: LedModel) -> None:
+        """The rollback of the whole, which is also the first pass of all: a plan that doesn't fit the model shows here."""
+        try:
+            require_working_rollback(model)
+        except SpecverifyError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            msg = (
+                f"{model.name} can't be run over {self.number} processes ({type(error).__name__}: {reason}); "
+                "use --device-map auto in one process"
+            )
+            raise PairError(msg) from error
 
     def _told(self, text: str) -> list[Any]:
         """What every process says, in order."""

@@ -261,6 +261,7 @@ def test_an_old_certificate_does_not_stand_beside_a_refused_run(
 
 def test_processes_that_nobody_asked_for_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Several processes would write one certificate."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     outcome = run("certify", "--out", "here", "--quiet")
