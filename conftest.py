@@ -31,6 +31,7 @@ _SURFACES = {
     "tests/unit/report": ("rich", "jinja2", "matplotlib"),
     "tests/browser": ("jinja2", "matplotlib"),
     "tests/ray": ("ray", "typer", "rich", "pydantic"),
+    "tests/tensor_parallel": ("accelerate", "typer", "rich", "pydantic"),
     **dict.fromkeys(
         (f"tests/unit/test_{name}.py" for name in ("codec", "statement", "matrix", "redaction", "policy_file", "door")),
         ("pydantic", "jinja2", "matplotlib", "typer"),

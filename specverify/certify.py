@@ -161,7 +161,7 @@ def certify(
         engine=subject.engine.name,
         fault=fault,
         trust_remote_code=trust_remote_code,
-        environment=environment(subject.target.device, plan.dtype),
+        environment=environment(subject.target.device, plan.dtype, tensor_parallel=processes_of(subject)),
         plan=dataclasses.asdict(plan),
         plan_sha256=plan_digest(plan),
         seed=plan.seed,
@@ -320,7 +320,12 @@ def _with_unasked(result: CheckResult, subject: Subject, lacks: Iterable[str]) -
     return dataclasses.replace(result, findings=(*result.findings, Finding(text=text, severity=Verdict.PASS)))
 
 
-def environment(device: torch.device, dtype: str) -> Environment:
+def processes_of(subject: Subject) -> int:
+    """Processes that hold the target together."""
+    return int(getattr(subject.target, "num_processes", 1))
+
+
+def environment(device: torch.device, dtype: str, *, tensor_parallel: int = 1) -> Environment:
     """Where this run is made."""
     name = f"{device.type}: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
     return Environment(
@@ -333,6 +338,7 @@ def environment(device: torch.device, dtype: str) -> Environment:
         num_threads=torch.get_num_threads(),
         platform=platform.platform(),
         cpu=_cpu(),
+        tensor_parallel=tensor_parallel,
     )
 
 

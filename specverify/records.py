@@ -324,6 +324,8 @@ class Environment:
     num_threads: int
     platform: str
     cpu: str
+    tensor_parallel: int = 1
+    """Processes that held the target together, by transformers' plan for its architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)

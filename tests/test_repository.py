@@ -113,7 +113,17 @@ def test_plain_tox_runs_every_environment_that_contributing_names() -> None:
     listed = set(re.split(r"[,\s]+", tox["tox"]["env_list"].strip()))
     assert listed == {"lint", "types", "floors", "py311", "oldest", "properties", "bench", "triton", "llamacpp", "gpu"}
     named = set(re.findall(r"`tox -e (\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
-    assert named == listed | {"mlx", "mutants", "nightly", "onnxruntime", "openvino", "ray", "smollm2", "vllm"}
+    assert named == listed | {
+        "mlx",
+        "mutants",
+        "nightly",
+        "onnxruntime",
+        "openvino",
+        "ray",
+        "smollm2",
+        "torchrun",
+        "vllm",
+    }
 
 
 def test_every_environment_that_a_document_names_exists(texts: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from specverify.cli import options  # noqa: TC001 - typer reads the annotations
 from specverify.cli.exits import EXIT_CODES, crash_kept_in, say
 from specverify.cli.invocation import Invocation
 from specverify.cli.run import nothing_stale, run, unmet_by
+from specverify.cli.tensor_parallel import followed, require_usable, started
 from specverify.records import Verdict
 from specverify.report.text import clean
 
@@ -46,6 +47,7 @@ def certify(
     device: options.Device = None,
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
+    tensor_parallel: options.TensorParallel = False,
     trust_remote_code: options.TrustRemoteCode = False,
     seed: options.Seed = None,
     out: options.Out = None,
@@ -65,11 +67,14 @@ def certify(
     invocation = Invocation(
         target=target, draft=draft, pair=pair, drafter=drafter, rule=rule, fault=fault, prompts=prompts, plan_file=plan, policy=policy,
         num_speculative_tokens=num_speculative_tokens, budget=budget, only=named, seed=seed, out=out, device=device,
-        dtype=dtype, device_map=device_map, branching=branching, trust_remote_code=trust_remote_code,
+        dtype=dtype, device_map=device_map, tensor_parallel=started() if tensor_parallel else 0, branching=branching, trust_remote_code=trust_remote_code,
         engine=engine, url=url, model=model, serve=serve, option=tuple(option or ()), off=off, score_by=score_by,
     )  # fmt: skip
     cluster = None if ray is None else {"address": ray, "num_workers": ray_workers, "num_gpus": ray_gpus}
+    if (code := followed(invocation)) is not None:
+        return code
     if matrix is not None:
+        require_usable(invocation, others="--matrix")
         from specverify.cli.matrix import certify_matrix
 
         return certify_matrix(matrix, invocation, cluster=cluster, resume=resume, quiet=quiet, as_json=as_json)

@@ -70,6 +70,8 @@ class Invocation:
     device: str | None = None
     dtype: str | None = None
     device_map: str | None = None
+    tensor_parallel: int = 0
+    """Processes that torchrun has started to hold the target together; 0 where that isn't asked for."""
     out: Path | None = None
 
     def sources(self) -> Sources:
@@ -162,11 +164,14 @@ class Invocation:
         return self._command(leave_out={"out"})
 
     def _command(self, *, leave_out: set[str]) -> str:
-        words = ["specverify", "certify", *(word for word in (self.target, self.draft) if word is not None)]
+        words = ["specverify", "certify"]
+        if self.tensor_parallel:
+            words = ["torchrun", "--nproc-per-node", str(self.tensor_parallel), "-m", *words, "--tensor-parallel"]
+        words += [*(word for word in (self.target, self.draft) if word is not None)]
         usual = Invocation()
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if each.name in {"target", "draft", *leave_out} or value == getattr(usual, each.name):
+            if each.name in {"target", "draft", "tensor_parallel", *leave_out} or value == getattr(usual, each.name):
                 continue
             option = "--" + each.name.removesuffix("_file").replace("_", "-")
             values = value if isinstance(value, tuple) else (value,)

@@ -91,6 +91,9 @@ Device = Annotated[
 ]
 Dtype = Annotated[str | None, Option(metavar="T", help="float32, bfloat16, float16 or float64.  [default: float32]")]
 DeviceMap = Annotated[str | None, Option("--device-map", metavar="M", help="Handed to transformers, such as auto.")]
+TensorParallel = Annotated[
+    bool, Option("--tensor-parallel", help="The target lies over the processes that torchrun started.")
+]
 Out = Annotated[Path | None, Option(metavar="DIR", help="Where the certificate goes.  [default: specverify-out/PAIR]")]
 Resume = Annotated[bool, Option(help="Go on where an interrupted run of the same command stopped.")]
 Ray = Annotated[

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specverify.cli.exits import Interrupted, say
-from specverify.errors import PlanError, SpecverifyError, UsageError
+from specverify.cli.tensor_parallel import led, require_usable
+from specverify.errors import PlanError, SpecverifyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,9 +41,7 @@ def run(
 
     from specverify.cli.progress import watching
 
-    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        msg = "torchrun started several processes, and a certification is one; start it without, with --device-map auto or --ray"
-        raise UsageError(msg)
+    require_usable(invocation, others="--ray" if cluster is not None else "")
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
         return _certified(
@@ -92,10 +90,10 @@ def _certified(
     with nothing_stale(folder):
         chosen(plan)
         require_names(invocation, plan)
-    with reserved(folder):
+    with reserved(folder), led(invocation, plan) as processes:
         set_aside(folder)
         watch.stage("loading", 1)
-        loaded = make_subject(invocation, sources, plan)
+        loaded = make_subject(invocation, sources, plan, processes=processes)
         digests = fingerprints(loaded)
         make = partial(make_subject, invocation, sources, plan)
         with (

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specverify.cli.invocation import Invocation, Sources
     from specverify.drafting import Drafter
     from specverify.models import LanguageModel
+    from specverify.models.led import Processes
     from specverify.models.loading import LoadedModel, Pair
     from specverify.plan import Plan
     from specverify.records import Prompt
@@ -79,9 +80,16 @@ def _branching(invocation: Invocation, plan: Plan) -> tuple[int, ...]:
 
 
 def make_subject(
-    invocation: Invocation, sources: Sources, plan: Plan, *, prompts: Sequence[Prompt] | None = None
+    invocation: Invocation,
+    sources: Sources,
+    plan: Plan,
+    *,
+    prompts: Sequence[Prompt] | None = None,
+    processes: Processes | None = None,
 ) -> Subject:
     """Load, refuse what can't be certified, and put the reference decoder together; `prompts` are used for the file's.
+
+    `processes` hold the target together.
 
     Raises `PairError`, `PromptError`, `PlanError` or `UnsupportedModel`: one sentence that says what to do.
     """
@@ -93,6 +101,7 @@ def make_subject(
         dtype=plan.dtype,
         device_map=invocation.device_map,
         trust_remote_code=invocation.trust_remote_code,
+        processes=processes,
     )
     if pair.draft is not None:
         require_smaller(pair.target, pair.draft)
@@ -130,7 +139,7 @@ def make_subject(
 
 def _workers(target: LoadedModel) -> int:
     """Batches side by side for a small model on the CPU, one thread each; see Note [Threads]."""
-    if target.model.device.type != "cpu" or target.model.num_parameters > _SMALL:
+    if target.model.device.type != "cpu" or target.model.num_parameters > _SMALL or target.model.num_processes > 1:
         return 1
     torch.set_num_threads(1)
     return min(_MOST_WORKERS, os.cpu_count() or 1)

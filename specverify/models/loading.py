@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,12 +23,15 @@ from transformers.utils import logging as transformers_logging
 from specverify.errors import PairError, UsageError
 from specverify.model_files import folder_of, read_json_object, weight_files
 from specverify.models.hub import require_hub
+from specverify.models.sharded import identity, sharding
 from specverify.models.transformers import TransformersModel, require_working_rollback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from specverify.models.led import Processes
 
 __all__ = [
     "DTYPES",
@@ -97,10 +101,14 @@ def load_pair(
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    processes: Processes | None = None,
 ) -> Pair:
-    """Load a target and, where there is one, a draft, in the same way; raises what `load_model` raises."""
+    """Load a target and, where there is one, a draft, in the same way; raises what `load_model` raises.
 
-    def load(source: str | Path) -> LoadedModel:
+    The target lies over all `processes`, where there are some, and the draft is in the first alone.
+    """
+
+    def load(source: str | Path, *, sharded: bool = False) -> LoadedModel:
         return load_model(
             source,
             device=device,
@@ -108,9 +116,11 @@ def load_pair(
             device_map=device_map,
             trust_remote_code=trust_remote_code,
             allow_pickle=allow_pickle,
+            sharded=sharded,
         )
 
-    return Pair(load(target), None if draft is None else load(draft))
+    whole = load(target) if processes is None else processes.loaded(partial(load, target, sharded=True), identity)
+    return Pair(whole, None if draft is None else load(draft))
 
 
 def load_model(
@@ -121,8 +131,11 @@ def load_model(
     device_map: str | Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    sharded: bool = False,
 ) -> LoadedModel:
     """Load a folder or a hub name, in evaluation mode and without a word on the terminal.
+
+    `sharded` loads this process's part alone, which `Processes.loaded` puts together with the others.
 
     Raises `PairError` for what is wrong with the files, `UnsupportedModel` for a model that can't be driven, and
     `UsageError` for a device or dtype that isn't there.
@@ -154,14 +167,14 @@ def load_model(
             **options,
             config=config,
             dtype=DTYPES[dtype],
-            device_map=device_map,
+            **(sharding(config, name) if sharded else {"device_map": device_map}),
             use_safetensors=not allow_pickle or None,
             ignore_mismatched_sizes=True,  # they are refused with their names
             output_loading_info=True,
         )
         _require_all_weights(info, name)
-        module = module if device_map is not None else module.to(place)
-        return _assembled(module, tokenizer, name)
+        module = module if sharded or device_map is not None else module.to(place)
+        return _assembled(module, tokenizer, name, whole=not sharded)
 
 
 def require_model(source: str | Path) -> None:
@@ -171,9 +184,10 @@ def require_model(source: str | Path) -> None:
         _require_files(folder, allow_pickle=False)
 
 
-def _assembled(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LoadedModel:
+def _assembled(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, *, whole: bool) -> LoadedModel:
     model = TransformersModel(module, name)
-    require_working_rollback(model)
+    if whole:
+        require_working_rollback(model)
     return LoadedModel(model, tokenizer, module.config, getattr(module, "generation_config", None), name)
 
 

@@ -96,6 +96,11 @@ class TransformersModel:
         """Of weights and logits."""
         return self.module.dtype
 
+    @property
+    def num_processes(self) -> int:
+        """That each hold a part of it; see `led`."""
+        return 1
+
     @cached_property
     def num_parameters(self) -> int:
         """Tied weights count once."""

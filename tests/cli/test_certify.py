@@ -259,14 +259,37 @@ def test_an_old_certificate_does_not_stand_beside_a_refused_run(
     assert "from the certificate of" in (folder / "summary.md").read_text(encoding="utf-8")
 
 
-def test_torchrun_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_processes_that_nobody_asked_for_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Several processes would write one certificate."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     outcome = run("certify", "--out", "here", "--quiet")
     assert outcome.code == 2
-    assert "torchrun started several processes, and a certification is one" in outcome.err
+    assert "torchrun started 2 processes, and a certification is one; add --tensor-parallel" in outcome.err
     assert not (tmp_path / "here").exists()
+
+
+def test_tensor_parallel_says_how_to_start_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun there is one process."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    outcome = run("certify", "--tensor-parallel", "--quiet")
+    assert outcome.code == 2
+    assert "torchrun --nproc-per-node 2 -m specverify certify ... --tensor-parallel" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "options", [("--ray", "local"), ("--device-map", "auto"), ("--engine", "transformers"), ("--matrix", "m.toml")]
+)
+def test_tensor_parallel_goes_with_no_other_layout(
+    run: Run, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str]
+) -> None:
+    """Each in one sentence, before anything is loaded."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = run("certify", "--tensor-parallel", "--quiet", *options)
+    assert outcome.code == 2
+    assert f"so {options[0]} can't go with it" in outcome.err
 
 
 def test_more_tests_than_were_reckoned_with_end_the_run_at_once(
