@@ -133,8 +133,9 @@ def _endpoint(
             name = f"server-{arm}{f'-{number}' if number > 1 else ''}.log"
             wait = float(options["start_timeout_s"])
             started = serving(
-                words, port=port, health_url=f"{url}/health", log_path=folder / name, timeout_s=wait, say=say
-            )
+                words, port=port, health_url=f"{url}/health", log_path=folder / name, timeout_s=wait, say=say,
+                name=f"{dialect.name} ({arm})",
+            )  # fmt: skip
             return running.enter_context(started)
 
         server = start()
