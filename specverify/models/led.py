@@ -3,10 +3,13 @@
 Note [Followers]: only process 0 runs the certification: it decides, draws, times, writes and talks. Whatever it asks of the target
 (open, append, roll back, ...) is sent to the others before it is done, so that all of them are in the same pass of the same
 session, and the sums between their parts come out of the model's own plan. So a clock, a random number or a hash order of one
-process can't make them differ. After each pass all compare a checksum of the logits, bit for bit: a sum that was lost or a part
-that isn't like the others ends the run with one sentence, and not with a certificate of no model.
+process can't make them differ.
 
-What is sent is whole numbers only; there is no pickle.
+Note [The guard]: what every process has a copy of must be the same bit for bit, or together they are no model. After each pass all
+compare a checksum of the last hidden states and of the logits. The logits alone would show little: each process computes those of
+its own ids, from its own hidden states, and all get the same collection of them. A sum that was lost or went wrong in one process
+ends the run with one sentence, and not with a certificate. A part that computes something wrong before the sum is in
+every copy of it alike: that is another model for all of them, and no comparison among them can show it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import json
 import threading
 import weakref
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from specverify.errors import PairError, SpecverifyError
+from specverify.models.message import PASSES, Operation, flat, receive, send, sequences
 from specverify.models.transformers import TransformersModel, require_working_rollback
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy import ndarray
     from torch import Tensor
+    from torch.nn import Module
+    from transformers import PreTrainedModel
 
     from specverify.models import Session
     from specverify.models.loading import LoadedModel
@@ -41,35 +46,18 @@ __all__ = ["Diverged", "LedModel", "ProcessLost", "Processes"]
 
 Result = TypeVar("Result")
 
-_WORDS = 1024
-"""Numbers in the first part of a message; longer ones have a second part."""
+_LARGE = 2**61 - 1
+"""Of checksums: its negative is a number too."""
 _TEXT_BYTES = 4096
 """Of what a process says of itself."""
 
 
 class Diverged(PairError):
-    """The processes have other logits after the same pass."""
+    """The processes have other hidden states or logits after the same pass."""
 
 
 class ProcessLost(PairError):
     """Another process is gone, or doesn't answer."""
-
-
-class Operation(IntEnum):
-    """What the first process asks of the others."""
-
-    STOP = 0
-    FORGET = 1
-    OPEN = 2
-    LOGITS = 3
-    APPEND = 4
-    KEEP = 5
-    ROLLBACK = 6
-    SELECT = 7
-
-
-_PASSES = frozenset({Operation.OPEN, Operation.LOGITS, Operation.APPEND})
-"""What runs the model; the rest is bookkeeping."""
 
 
 class Processes:
@@ -83,6 +71,7 @@ class Processes:
         self._usable = True
         self._num_passes = 0
         self._num_sessions = 0
+        self._seen = 0
         self._forgotten: list[int] = []
 
     # -------------------------------------------------------------------------------------------- before the first pass
@@ -144,6 +133,15 @@ class Processes:
             dist.all_gather(every, mine, group=self._waiting)
         return [json.loads(bytes(each.tolist()).rstrip(b"\0")) for each in every]
 
+    def watch(self, module: PreTrainedModel) -> None:
+        """Take a checksum of the last hidden states of each pass; see Note [The guard]."""
+
+        def noted(base: Module, given: object, outcome: Any) -> None:  # noqa: ANN401 - every architecture has its own class
+            del base, given
+            self._seen += _checksum(outcome[0])
+
+        module.base_model.register_forward_hook(noted)
+
     # -------------------------------------------------------------------------------------------- the first process
 
     def lead(
@@ -161,8 +159,8 @@ class Processes:
             with self._connected():
                 if self._forgotten:
                     forgotten = [self._forgotten.pop() for _ in range(len(self._forgotten))]
-                    self._send(Operation.FORGET, 0, [np.array(forgotten)])
-                self._send(operation, session, arrays)
+                    send(self._waiting, Operation.FORGET, 0, [np.array(forgotten)])
+                send(self._waiting, operation, session, arrays)
                 result, error = self._agreed(operation, run)
             self._usable = True
         if error is not None:
@@ -184,16 +182,17 @@ class Processes:
         if self._usable and not self.rank:
             self._usable = False
             with contextlib.suppress(ProcessLost), self._connected():
-                self._send(Operation.STOP, 0, [])
+                send(self._waiting, Operation.STOP)
 
     # -------------------------------------------------------------------------------------------- the others
 
     def follow(self, model: TransformersModel) -> None:
         """Do what process 0 does until it stops. Raises `Diverged` and `ProcessLost`."""
         sessions: dict[int, Session] = {}
+        self.watch(model.module)
         with self._connected():
             while True:
-                operation, session, arrays = self._receive()
+                operation, session, arrays = receive(self._waiting)
                 if operation == Operation.STOP:
                     return
                 if operation == Operation.FORGET:
@@ -208,15 +207,17 @@ class Processes:
         """What `run` gave or raised, which is the same in all processes."""
         result: Result | None = None
         error: SpecverifyError | None = None
+        self._seen = 0
         try:
             result = run()
         except SpecverifyError as raised:
             if isinstance(raised.__cause__, torch.OutOfMemoryError):  # this process alone: the others wait in the pass
                 raise
             error = raised
-        if operation in _PASSES:
+        if operation in PASSES:
             self._num_passes += 1
-            self._require_same(_checksum(result) if error is None else -1 - len(type(error).__name__))
+            ended = _checksum(result) if error is None else len(type(error).__name__)
+            self._require_same((self._seen + 31 * ended) % _LARGE)
         return result, error
 
     def _require_same(self, checksum: int) -> None:
@@ -225,43 +226,10 @@ class Processes:
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         if int(ends[0]) != -int(ends[1]):
             msg = (
-                f"the {self.number} processes have different logits after the same pass (pass {self._num_passes}), so together they are no "
-                "model; check that all have the same kind of device, the same weights and the same releases"
+                f"the {self.number} processes that hold the target don't agree on the same pass (pass {self._num_passes}), so together they are no "
+                "model; check the devices and the network between them, and that all have the same weights and releases"
             )
             raise Diverged(msg)
-
-    def _send(self, operation: Operation, session: int, arrays: Sequence[Int[ndarray, "..."]]) -> None:
-        words = [np.array([operation, session, len(arrays)])]
-        for array in arrays:
-            words += [np.array([array.ndim, *array.shape]), array.ravel()]
-        sent = np.concatenate(words).astype(np.int64)
-        first = np.zeros(_WORDS, dtype=np.int64)
-        first[0] = len(sent)
-        inline = sent[: _WORDS - 1]
-        first[1 : 1 + len(inline)] = inline
-        dist.broadcast(torch.from_numpy(first), src=0, group=self._waiting)
-        if len(sent) > len(inline):
-            dist.broadcast(torch.from_numpy(sent[_WORDS - 1 :].copy()), src=0, group=self._waiting)
-
-    def _receive(self) -> tuple[Operation, int, list[Int[ndarray, "..."]]]:
-        first = torch.zeros(_WORDS, dtype=torch.int64)
-        dist.broadcast(first, src=0, group=self._waiting)
-        length = int(first[0])
-        words = first[1 : 1 + length]
-        if length > len(words):
-            rest = torch.zeros(length - len(words), dtype=torch.int64)
-            dist.broadcast(rest, src=0, group=self._waiting)
-            words = torch.cat((words, rest))
-        received = words.numpy()
-        arrays, place = [], 3
-        for _ in range(int(received[2])):
-            ndim = int(received[place])
-            shape = received[place + 1 : place + 1 + ndim]
-            place += 1 + ndim
-            size = int(np.prod(shape))
-            arrays.append(received[place : place + size].reshape(shape))
-            place += size
-        return Operation(int(received[0])), int(received[1]), arrays
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
@@ -292,10 +260,10 @@ def _done(
 ) -> Tensor | None:
     """One operation of a follower."""
     if operation in (Operation.OPEN, Operation.LOGITS):
-        sequences = _sequences(*arrays)
+        rows = sequences(*arrays)
         if operation == Operation.LOGITS:
-            return model.logits(sequences)
-        sessions[session] = model.open(sequences)
+            return model.logits(rows)
+        sessions[session] = model.open(rows)
         return None
     asked = sessions[session]
     tensors = [torch.from_numpy(array.copy()).to(model.device) for array in arrays]
@@ -305,21 +273,12 @@ def _done(
     return None
 
 
-def _flat(sequences: Sequence[Sequence[int]]) -> list[Int[ndarray, " numbers"]]:
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    return [lengths, np.array([token for sequence in sequences for token in sequence], dtype=np.int64)]
-
-
-def _sequences(lengths: Int[ndarray, " batch"], flat: Int[ndarray, " tokens"]) -> list[list[int]]:
-    return [part.tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])] if len(lengths) else []
-
-
-def _checksum(logits: object) -> int:
-    """Of the bits of the logits; 0 of anything else."""
-    if not isinstance(logits, torch.Tensor):
+def _checksum(copy: object) -> int:
+    """Of the bits of a tensor; 0 of anything else."""
+    if not isinstance(copy, torch.Tensor):
         return 0
-    kind = {8: torch.int64, 4: torch.int32, 2: torch.int16}[logits.element_size()]
-    return int(logits.contiguous().view(kind).sum(dtype=torch.int64)) >> 1  # its negative is a number too
+    kind = {8: torch.int64, 4: torch.int32, 2: torch.int16}[copy.element_size()]
+    return int(copy.contiguous().view(kind).sum(dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,6 +286,11 @@ class LedModel(TransformersModel):
     """The part of process 0, which the others follow; see Note [Followers]."""
 
     processes: Processes = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be driven, and watch what all processes have a copy of."""
+        super().__post_init__()
+        self.processes.watch(self.module)
 
     @property
     def num_processes(self) -> int:
@@ -342,12 +306,12 @@ class LedModel(TransformersModel):
         """A session, opened in all processes."""
         number = self.processes.opened()
         asked = partial(TransformersModel.open, self, prompts)
-        return LedSession(self.processes, number, self.processes.lead(Operation.OPEN, number, _flat(prompts), asked))
+        return LedSession(self.processes, number, self.processes.lead(Operation.OPEN, number, flat(prompts), asked))
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> Float[Tensor, "batch length vocab"]:
         """One pass without a cache, in all processes."""
         asked = partial(TransformersModel.logits, self, sequences)
-        return self.processes.lead(Operation.LOGITS, 0, _flat(sequences), asked)
+        return self.processes.lead(Operation.LOGITS, 0, flat(sequences), asked)
 
 
 class LedSession:

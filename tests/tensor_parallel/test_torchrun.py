@@ -117,7 +117,7 @@ def test_a_process_that_goes_astray_ends_all_of_them_with_a_sentence(tmp_path: P
     )
     assert took < 90, printed
     sentences = said(printed)
-    parted = "have different logits after the same pass" if fault == "perturb" else "that hold the target"
+    parted = "agree on the same pass" if fault == "perturb" else "that hold the target"
     terminated = "terminated; run the same command again"
     assert any(parted in each or terminated in each or "interrupted" in each for each in sentences), printed
     assert not (tmp_path / "out" / "certificate.json").exists()

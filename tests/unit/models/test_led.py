@@ -179,7 +179,31 @@ def test_another_weight_in_one_process_is_seen_after_the_first_pass(tmp_path: Pa
     first, second = together(tmp_path, lead, astray)
     assert isinstance(first, Diverged)
     assert isinstance(second, Diverged)
-    assert "the 2 processes have different logits after the same pass (pass 1)" in str(first)
+    assert "the 2 processes that hold the target don't agree on the same pass (pass 1)" in str(first)
+
+
+def test_other_hidden_states_are_seen_where_the_logits_are_the_same(tmp_path: Path) -> None:
+    """Fault: one process's own copy of the residual stream is off; the logits, which all collect from all, are equal."""
+
+    def headless() -> TransformersModel:
+        model = whole()
+        with torch.no_grad():
+            model.module.get_output_embeddings().weight.zero_()
+        return model
+
+    def lead(processes: Processes) -> None:
+        model = LedModel(headless().module, "llama", processes=processes)
+        assert not model.logits([[3, 4, 5]]).any()
+
+    def astray(processes: Processes) -> None:
+        model = headless()
+        with torch.no_grad():
+            model.module.base_model.norm.weight[0] += 1e-3
+        processes.follow(model)
+
+    first, second = together(tmp_path, lead, astray)
+    assert isinstance(first, Diverged)
+    assert isinstance(second, Diverged)
 
 
 @pytest.mark.parametrize(("fault", "what"), [("dies", "has gone"), ("hangs", "does not answer")])
