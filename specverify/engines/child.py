@@ -12,12 +12,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from specverify import errors
 from specverify.engines import Capability, EngineSettings
+from specverify.engines.options import Options
 from specverify.engines.server import last_lines, log_folder
 from specverify.errors import SpecverifyError, UsageError
 from specverify.records import DecodeCounters, DecodeRequest, DecodeStep, DecodeTrace, FinishReason, SamplingParams
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildEngine", "opened_in_child"]
 
+_LIMITS = Options(
+    engine="in a process of its own",
+    defaults={"timeout_s": "600", "start_timeout_s": "600"},
+    numbers=frozenset({"timeout_s", "start_timeout_s"}),
+)
+"""Seconds for an answer to all requests of a call, and for the start with the first import and the reading of models."""
 _GRACE_S = 10.0
 _OF_TEXTS = {Capability.STREAM, Capability.SCHEMA}
 """What isn't asked over the pipe."""
@@ -36,12 +44,14 @@ _OF_TEXTS = {Capability.STREAM, Capability.SCHEMA}
 
 @dataclass
 class ChildEngine:
-    """What the child says that it is, and its answers; one that died is started anew for the next request."""
+    """What the child says that it is, and its answers; one that died, or was ended for its silence, is started anew."""
 
     factory: str
     """`module:callable`, an `EngineFactory`."""
     settings: EngineSettings
     log_path: Path
+    timeout_s: float
+    start_timeout_s: float
     name: str = ""
     capabilities: frozenset[Capability] = frozenset()
     parameters: frozenset[str] = frozenset()
@@ -58,7 +68,7 @@ class ChildEngine:
                 start_new_session=True,  # a Ctrl-C is ours to handle
             )  # fmt: skip
         try:
-            said = self._asked({"factory": self.factory, "settings": asdict(self.settings)})
+            said = self._asked({"factory": self.factory, "settings": asdict(self.settings)}, "start_timeout_s")
         except UsageError:
             raise
         except Exception as error:
@@ -92,10 +102,10 @@ class ChildEngine:
         return first
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Iterator[DecodeTrace]:
-        """What the child answers. Raises `ChildProcessError` where it dies, and otherwise what the engine raises."""
+        """What the child answers. Raises `ChildProcessError` where it dies or is silent, and otherwise what the engine raises."""
         if self._process is None:
             self.start()
-        said = self._asked({"requests": [asdict(request) for request in requests]})
+        said = self._asked({"requests": [asdict(request) for request in requests]}, "timeout_s")
         if said["counters"] is not None:
             self._counted[-1] = _counters(said["counters"])
         for trace in said["traces"]:
@@ -108,16 +118,29 @@ class ChildEngine:
                 logprobs=tuple(trace["logprobs"]),
             )
 
-    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
-        process = self._process
+    def _asked(self, question: dict[str, Any], limit: str) -> dict[str, Any]:
+        process, seconds = self._process, float(getattr(self, limit))
         assert process is not None
-        answer = ""
-        with contextlib.suppress(OSError):  # the pipe of one that died
-            print(json.dumps(question, default=str), file=process.stdin, flush=True)
-            answer = cast("TextIO", process.stdout).readline()
+        answer, silent = "", threading.Event()
+
+        def end_it() -> None:
+            silent.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end_it)
+        timer.start()
+        try:
+            with contextlib.suppress(OSError):  # the pipe of one that died
+                print(json.dumps(question, default=str), file=process.stdin, flush=True)
+                answer = cast("TextIO", process.stdout).readline()
+        finally:
+            timer.cancel()
         if not answer.endswith("\n"):
             self.end()
-            msg = f"its process ended with {_how(process.returncode)}; its log ends: {last_lines(self.log_path)}"
+            how = f"ended with {_how(process.returncode)}"
+            if silent.is_set():
+                how = f"gave no answer within {seconds:g} s and was ended (if the machine is slow and not the engine, give it more with `--option {limit}=SECONDS`)"
+            msg = f"its process {how}; its log ends: {last_lines(self.log_path)}"
             raise ChildProcessError(msg)
         said: dict[str, Any] = json.loads(answer)
         if "raised" in said:
@@ -146,9 +169,16 @@ def _counters(table: dict[str, Any]) -> DecodeCounters:
 
 @contextlib.contextmanager
 def opened_in_child(factory: str, settings: EngineSettings) -> Iterator[ChildEngine]:
-    """The engine that `factory` (`module:callable`) opens, in a process of its own, which ends with the context."""
+    """The engine that `factory` (`module:callable`) opens, in a process of its own, which ends with the context.
+
+    The options `timeout_s` and `start_timeout_s` are read here. Raises `PlanError` for what they can't be, and `UsageError`.
+    """
+    limits = _LIMITS.read(tuple(each for each in settings.options if each[0] in _LIMITS.defaults))
+    settings = replace(settings, options=tuple(each for each in settings.options if each[0] not in limits))
     with log_folder("") as folder:
-        engine = ChildEngine(factory, settings, folder / "engine.log")
+        engine = ChildEngine(
+            factory, settings, folder / "engine.log", float(limits["timeout_s"]), float(limits["start_timeout_s"])
+        )
         try:
             engine.start()
             yield engine

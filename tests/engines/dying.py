@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from dataclasses import dataclass
 
 from specverify.engines import ALL_PARAMETERS, Capability
 from specverify.errors import PromptError, UsageError
 from specverify.records import DecodeCounters, DecodeStep, DecodeTrace, FinishReason
 
-REFUSED, BROKEN, DEADLY, GONE = 90, 91, 92, 93
+REFUSED, BROKEN, DEADLY, GONE, SILENT = 90, 91, 92, 93, 94
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Dying:
                 os.kill(os.getpid(), signal.SIGSEGV)
             if last == GONE:
                 os._exit(7)
+            if last == SILENT:
+                time.sleep(60)
             for sample in range(request.num_samples):
                 self.drafted += 1
                 yield DecodeTrace(

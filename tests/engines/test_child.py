@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from specverify.engines import Capability, EngineSettings
 from specverify.engines.arms import Guarded
 from specverify.engines.child import opened_in_child
-from specverify.errors import PromptError, SubjectError, UsageError
+from specverify.errors import PlanError, PromptError, SubjectError, UsageError
 from specverify.records import DecodeRequest, FinishReason, SamplingParams
-from tests.engines.dying import BROKEN, DEADLY, GONE, REFUSED
+from tests.engines.dying import BROKEN, DEADLY, GONE, REFUSED, SILENT
 
 SETTINGS = EngineSettings(target=Path("models"), options=(("a", "1"),))
 PARAMS = SamplingParams(banned_token_ids=((1, 2),), stop_strings=("é",))
@@ -51,6 +52,28 @@ def test_death_is_a_finding_with_its_request_and_the_next_is_answered(engine, la
         list(Guarded(engine).decode([request(last)]))
     list(engine.decode([request(5)]))
     assert engine.counters().num_draft_tokens == before + 1
+
+
+def test_silence_is_a_finding_with_its_request_and_the_next_is_answered():
+    """The child is ended after its time, by its own id, and the option that gives it more is named; the engine isn't given it."""
+    settings = replace(SETTINGS, options=(*SETTINGS.options, ("timeout_s", "0.3")))
+    with opened_in_child("tests.engines.dying:opened", settings) as engine:
+        silent = engine._process.pid
+        said = rf"answered r{SILENT} .*no answer within 0.3 s and was ended .*--option timeout_s=SECONDS"
+        with pytest.raises(SubjectError, match=said):
+            list(Guarded(engine).decode([request(SILENT)]))
+        with pytest.raises(ProcessLookupError):
+            os.kill(silent, 0)
+        (trace,) = engine.decode([request(5)])
+        assert trace.token_ids[0] == 5
+
+
+@pytest.mark.parametrize("value", ["0", "soon", "-1"])
+def test_a_time_that_is_none_is_refused(value):
+    settings = replace(SETTINGS, options=(("start_timeout_s", value),))
+    said = f"the option start_timeout_s is '{value}'; it must be a positive number"
+    with pytest.raises(PlanError, match=said), opened_in_child("tests.engines.dying:opened", settings):
+        pass
 
 
 def test_what_the_engine_raises_is_raised_here(engine):
