@@ -27,7 +27,7 @@ from specverify.checks.lossless import EXTENSION, lossless_rounds, suspicious
 from specverify.checks.noise import MOST_OF_ENGINE
 from specverify.conformance.asking import Asking, Seen, cell
 from specverify.conformance.cells import certificate_of, held
-from specverify.conformance.laws import on_subject
+from specverify.conformance.laws import on_subject, require_off
 from specverify.conformance.told import drafting, vocabulary
 from specverify.engines import Capability
 from specverify.engines.arms import Guarded, TargetOnly
@@ -180,8 +180,8 @@ def certify_by_engine(
     sampling parameters under which the law is not known from the likeliest ids alone.
     """
     started = time.perf_counter()
+    off = require_off(off, scorer="engine")
     _require_answerable(off, plan)
-    assert off is not None
     scorer = _Scorer(Guarded(off), laws.draft, min(top, laws.target.vocab_size - 1))
     cells = (
         cell("greedy", _CLAIM_OF_GREEDY, partial(_look_at_greedy, scorer)),
@@ -201,10 +201,7 @@ def certify_by_engine(
     return certificate_of(results, engine.name, laws, plan, command=command, started=started)
 
 
-def _require_answerable(off: Engine | None, plan: Plan) -> None:
-    if off is None:
-        msg = "--score-by engine needs the engine without speculation, too: give --option off_url=U or --option serve_off=CMD"
-        raise PlanError(msg)
+def _require_answerable(off: Engine, plan: Plan) -> None:
     if Capability.PROMPT_LOGPROBS not in off.capabilities:
         msg = f"{off.name} tells no log-probabilities of a prompt, so it can't score; compare its texts with --score-by texts"
         raise PlanError(msg)

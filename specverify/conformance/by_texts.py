@@ -35,9 +35,8 @@ from specverify.checks.two_arms import (
 )  # fmt: skip
 from specverify.conformance.asking import Asking, Seen, cell
 from specverify.conformance.cells import certificate_of, held
-from specverify.conformance.laws import on_subject
+from specverify.conformance.laws import on_subject, require_off
 from specverify.conformance.told import drafting, vocabulary
-from specverify.errors import PlanError
 from specverify.records import Finding, SamplingParams, StatisticalTest, Verdict
 from specverify.scoring import score
 from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold, most_p_values
@@ -295,9 +294,7 @@ def certify_by_texts(
     Raises `PlanError` for an engine that can't be asked without speculation.
     """
     started = time.perf_counter()
-    if off is None:
-        msg = "--score-by texts needs the engine without speculation, too: give --option off_url=U or --option serve_off=CMD"
-        raise PlanError(msg)
+    off = require_off(off, scorer="texts")
     cells = (
         drafting,
         vocabulary,

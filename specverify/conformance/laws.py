@@ -11,6 +11,7 @@ from specverify.decoding import Decoder
 from specverify.drafting import NoDraft
 from specverify.engines.arms import Guarded, TargetOnly, TwoArms
 from specverify.engines.reference import ReferenceEngine
+from specverify.errors import PlanError
 from specverify.models.fingerprint import fingerprint
 from specverify.models.loading import load_model
 from specverify.records import ModelFingerprint
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from specverify.models import LanguageModel, Session
     from specverify.models.loading import LoadedModel
 
-__all__ = ["Laws", "laws_of_folders", "laws_of_models", "off_subject", "on_subject"]
+__all__ = ["Laws", "laws_of_folders", "laws_of_models", "off_subject", "on_subject", "require_off"]
 
 _PROMPTS = 24
 _LONGEST = 14
@@ -150,6 +151,17 @@ def on_subject(engine: Engine, off: Engine | None, laws: Laws, *, command: str, 
     """The engine under test; where there is no OFF arm of its own, the target alone is decoded here."""
     alone = off if off is not None else _decoded_here(laws)
     return _subject(TwoArms(Guarded(engine), Guarded(alone)), laws, command=command, workers=workers)
+
+
+def require_off(off: Engine | None, *, scorer: str) -> Engine:
+    """The engine without speculation. Raises `PlanError` where there is none."""
+    if off is None:
+        msg = (
+            f"--score-by {scorer} needs the engine without speculation, too: name it with --off module:callable, or a server's with "
+            "--option off_url=U or --option serve_off=CMD"
+        )
+        raise PlanError(msg)
+    return off
 
 
 def off_subject(off: Engine, laws: Laws, *, command: str, workers: int = 1) -> Subject:
