@@ -138,7 +138,8 @@ def wrong_greedy_tokens(asking: Asking, scored: ScoredTraces, *, what: str) -> t
     if not concerned.any():
         return ()
     texts = [trace.request.prompt_ids + trace.token_ids for trace in scored.traces if trace.request.params.greedy]
-    noise = measured_noise(asking.subject.target, texts, chunk=asking.plan.num_speculative_tokens + 1)
+    subject, chunk = asking.subject, asking.plan.num_speculative_tokens + 1
+    noise = measured_noise(subject.target, texts, chunk=chunk, engine_noise=subject.engine_noise)
     found = []
     for index in np.flatnonzero(concerned & (scored["gap"] > noise.allowed_gap))[:10]:
         trace = scored.traces[int(scored["trace"][index])]

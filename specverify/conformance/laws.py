@@ -77,6 +77,8 @@ class Laws:
     eos_token_ids: tuple[int, ...]
     detokenize: Callable[[Sequence[int]], str] | None = None
     fingerprints: tuple[ModelFingerprint, ModelFingerprint | None]
+    engine_noise: float = 0.0
+    """Logits that the engine is seen to be off without speculation, where it is asked to compute in half precision."""
 
 
 def laws_of_folders(
@@ -179,6 +181,7 @@ def _subject(engine: Engine, laws: Laws, *, command: str, workers: int) -> Subje
         detokenize=laws.detokenize,
         workers=workers,
         command=command,
+        engine_noise=laws.engine_noise,
     )
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specverify.callables import resolved
+from specverify.checks.noise import noise_of_engine
 from specverify.conformance.cells import CELLS, certificate_of, engine_plan, held, hold_cells
-from specverify.conformance.laws import laws_of_folders, laws_of_models, on_subject
+from specverify.conformance.laws import laws_of_folders, laws_of_models, off_subject, on_subject
 from specverify.engines import Capability, EngineSettings
 from specverify.engines.fake import FakeEngine, letters
 from specverify.engines.function import decodes
 from specverify.engines.registry import opened
-from specverify.errors import ClaimViolated, PlanError
+from specverify.errors import ClaimViolated, PlanError, SubjectError
 from specverify.faults.engine import find_engine_fault
 from specverify.models.calibration import write_calibration_pair
 from specverify.records import Verdict
@@ -123,6 +124,7 @@ def run_engine(
         settings = settings_of(run, Path(folder) / "near", plan, opposed=False)
         with opened_arms(run.name, settings, off=run.off, given=run.given, say=say) as arms:
             laws = laws_of(arms.on, settings, plan, name="the calibration pair" if run.calibrated else "")
+            laws = _with_noise(laws, arms, settings, plan, say)
             on = _planted(arms.on, run.fault)
             results = hold_cells(on, arms.off, arms.off2, laws, plan, watch=watch, command=run.command)
         if run.calibrated and not run.fault:
@@ -134,6 +136,7 @@ def run_engine(
     )
 
 
+_HALF = {"bfloat16", "float16"}
 _ONE_HEAD = {"openai", "vllm", "sglang", "tgi", "onnxruntime"}
 """Engines whose kernels may not take narrow heads, or whose exporter takes every layer with as many outputs as there are ids for the last."""
 
@@ -192,6 +195,19 @@ def laws_of(engine: Engine, settings: EngineSettings, plan: Plan, *, name: str =
     return replace(laws, draft=None) if _draft_has_a_tokenizer_of_its_own(settings) else laws
 
 
+def _with_noise(laws: Laws, arms: Arms, settings: EngineSettings, plan: Plan, say: Callable[[str], None]) -> Laws:
+    """With the noise of an engine that is asked for half precision, as its own OFF arm shows it; any other is allowed none."""
+    if arms.off is None or dict(settings.options).get("dtype") not in _HALF:
+        return laws
+    alone = off_subject(arms.off, laws, command="")
+    with contextlib.suppress(SubjectError):  # an engine that breaks is the finding of the cell that asks it
+        laws = replace(laws, engine_noise=noise_of_engine(alone.engine, alone, plan))
+        say(
+            f"in half precision the engine's logits are seen to lie within {laws.engine_noise:.2g} of the target's without speculation"
+        )
+    return laws
+
+
 def _planted(engine: Engine, fault: str) -> Engine:
     if not fault:
         return engine
@@ -214,7 +230,8 @@ def _variants(
     for name, its, opposed in varied:
         settings = settings_of(run, folder / ("opposed" if opposed else "near"), its, opposed=opposed)
         with opened_arms(run.name, settings, off=run.off, given=run.given, say=say) as arms:
-            subject = on_subject(arms.on, arms.off, laws_of(arms.on, settings, its), command=run.command)
+            laws = _with_noise(laws_of(arms.on, settings, its), arms, settings, its, say)
+            subject = on_subject(arms.on, arms.off, laws, command=run.command)
             for cell in chosen:
                 yield _named(held(cell, subject, its, watch), name)
 

@@ -235,7 +235,8 @@ def _look_at_logprobs(asking: Asking) -> Seen:
         ]
     )
     texts = [trace.request.prompt_ids + trace.token_ids for trace in traces]
-    allowed = _JSON_ROUNDING + 4 * measured_noise(asking.subject.target, texts, chunk=1).largest
+    target, noise = asking.subject.target, asking.subject.engine_noise
+    allowed = _JSON_ROUNDING + 4 * measured_noise(target, texts, chunk=1, engine_noise=noise).largest
     wrong, worst, number = [], 0.0, 0
     for trace in traces:
         place = f"{trace.request.id}, sample {trace.sample}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specverify.conformance import EngineRun, engine_plan, run_engine
 from specverify.engines import EngineSettings
+from specverify.engines.registry import opened
+from specverify.faults.engine import find_engine_fault
 from specverify.models.calibration import write_calibration_pair
 from specverify.records import Verdict
 
@@ -32,6 +35,24 @@ def failed(name: str, options: tuple[tuple[str, str], ...], *only: str) -> set[s
 def test_a_few_cells_hold():
     """Those that cost least, on every push."""
     assert failed("transformers", (), "drafting", "counters") == set()
+
+
+HALF = (("dtype", "bfloat16"),)
+
+
+@contextlib.contextmanager
+def swapped(settings):
+    """transformers, with two answers of a batch swapped."""
+    with opened("transformers", settings) as engine:
+        yield find_engine_fault("answers-swapped").plant(engine)
+
+
+@pytest.mark.nightly
+def test_half_precision_is_no_fault_and_hides_none():
+    """Its own OFF arm shows what it rounds; a token further off fails as ever."""
+    assert failed("transformers", HALF, "greedy") == set()
+    found = failed("tests.engines.test_transformers_qualified:swapped", HALF, "greedy")
+    assert found >= {"off/greedy", "greedy, opposed draft", "greedy, 1 drafts"}
 
 
 @pytest.mark.nightly
