@@ -102,7 +102,9 @@ def followed(invocation: Invocation) -> int | None:
         if not interrupted:
             say(f"error: {error}")
         return _USAGE
-    except SpecverifyError:
+    except SpecverifyError as error:
+        if error.__cause__ is not None and type(error.__cause__).__name__ == "OutOfMemoryError":  # of this one alone
+            say(f"error: process {os.environ['RANK']}: {error}")
         return _USAGE
     except Exception as error:  # noqa: BLE001 - process 0 may wait in a pass, and can't know what happened here
         reason = " ".join(str(error).split())[:300]
