@@ -12,7 +12,7 @@ import numpy as np
 from specverify.checks.noise import measured_noise
 from specverify.records import Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.stages import Role
-from specverify.statistics.budget import MOST_E_PROCESSES, most_p_values
+from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold, most_p_values
 from specverify.statistics.interval import mixture_share_bound
 from specverify.statistics.sequential import (
     EProcess,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from specverify.subject import Subject
 
 __all__ = [
+    "EXTENSION",
     "ORDERS",
     "STAGES",
     "Support",
@@ -51,9 +52,18 @@ __all__ = [
     "least_level",
     "pit_tests",
     "positive_statements",
+    "proof",
+    "settled",
     "support",
+    "suspicious",
     "tokens_needed",
+    "told_suspicion",
 ]
+
+_SUSPICION = 3.0
+"""log10 of the e-value at which what is not proved wrong is asked more of by itself."""
+EXTENSION = 10
+"""Times as much, at most."""
 
 ORDERS: dict[str, str] = {
     "pit_ratio": "draft/target ratio",
@@ -243,6 +253,28 @@ def detectable_growth(num_observations: int, num_bets: int, plan: Plan) -> float
 def least_level(plan: Plan) -> float:
     """The level that Holm's procedure leaves to the smallest p-value of a run, whatever the run asks."""
     return plan.false_fail_rate / 2 / most_p_values(plan.first_token_prompts)
+
+
+def proof(plan: Plan) -> float:
+    """log10 of the e-value that fails a run, whatever the run asks; one that asks less fails from a lower one on."""
+    return e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
+
+
+def suspicious(log10_e: float) -> bool:
+    """Whether to go on to `EXTENSION` times as much: evidence that may be no proof, and is too much to be left."""
+    return log10_e >= _SUSPICION
+
+
+def settled(log10_e: float, plan: Plan) -> bool:
+    """Whether more would change nothing: proof, or no suspicion."""
+    return log10_e >= proof(plan) or not suspicious(log10_e)
+
+
+def told_suspicion(said: str, log10_e: float, plan: Plan) -> str:
+    """What was found, and that it is no proof where it may be none."""
+    return (
+        said if log10_e >= proof(plan) else f"suspect: {said}; it is proof from 10^{proof(plan):.1f} on at the latest"
+    )
 
 
 def detectable_shift(num_tokens: int, plan: Plan) -> float:

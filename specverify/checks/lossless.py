@@ -12,6 +12,7 @@ import torch
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling, spread
 from specverify.checks.counters import nothing_drafted
 from specverify.checks.evidence import (
+    EXTENSION,
     detectable_shift,
     e_process,
     e_process_plot,
@@ -21,14 +22,16 @@ from specverify.checks.evidence import (
     least_level,
     pit_tests,
     positive_statements,
+    proof,
     qq_plot,
     support,
+    suspicious,
     tokens_needed,
+    told_suspicion,
 )
 from specverify.checks.serial import serial_test
 from specverify.records import CheckResult, StatisticalTest, Verdict
 from specverify.sampling import probabilities
-from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 from specverify.statistics.categorical import chi_square, smallest_detectable_tv
 
 if TYPE_CHECKING:
@@ -41,13 +44,7 @@ if TYPE_CHECKING:
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
-__all__ = ["EXTENSION", "enough", "law_after", "lossless", "lossless_rounds", "suspicious", "told_suspicion"]
-
-_SUSPICION = 3.0
-"""log10 of the e-value at which a stream that is not proved wrong goes on to `EXTENSION` times the tokens by itself."""
-EXTENSION = 10
-_PROOF = 6.0
-"""log10 of the e-value that is proof where nothing else is asked; the judge asks for more where much is."""
+__all__ = ["enough", "law_after", "lossless", "lossless_rounds"]
 
 
 def lossless_rounds(subject: Subject, plan: Plan, *, times: int = 1) -> Iterable[Round]:
@@ -85,16 +82,6 @@ def _stream(scored: ScoredTraces, plan: Plan, *, times: int = 1) -> ScoredTraces
     return scored.where(mask & (np.cumsum(mask) <= times * plan.lossless_tokens))
 
 
-def suspicious(log10_e: float) -> bool:
-    """Whether to go on: evidence that isn't proof, and too much to be left."""
-    return log10_e >= _SUSPICION
-
-
-def told_suspicion(said: str, log10_e: float) -> str:
-    """What was found, and that it is no proof where it is none."""
-    return said if log10_e >= _PROOF else f"suspect: {said}; it is proof from 10^6 on"
-
-
 def _watched(scored: ScoredTraces, plan: Plan) -> ScoredTraces:
     """The tokens that the e-process has seen: the fixed number, and those after it where that left a suspicion."""
     stream = _stream(scored, plan)
@@ -110,7 +97,7 @@ def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     if impossible(stream):
         return True
     log10_e = e_process(stream).log10_e
-    if log10_e >= e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES):
+    if log10_e >= proof(plan):
         return True
     return enough(plan, scored) and (not suspicious(log10_e) or len(stream) >= EXTENSION * plan.lossless_tokens)
 
@@ -187,7 +174,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(
             qq_plot(stream),
-            e_process_plot(watched, limit=e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)),
+            e_process_plot(watched, limit=proof(plan)),
         )
         if len(stream)
         else (),
@@ -217,7 +204,7 @@ def _verdict(
         )
     if suspicious(log10_e):
         said = f"evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
-        return Verdict.INCONCLUSIVE, told_suspicion(said, log10_e)
+        return Verdict.INCONCLUSIVE, told_suspicion(said, log10_e, plan)
     detectable, wanted = detectable_shift(len(stream), plan), plan.largest_undetected_shift
     if detectable > wanted:
         needed = tokens_needed(wanted, plan)

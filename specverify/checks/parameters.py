@@ -12,12 +12,21 @@ import torch
 
 from specverify.checks.check import Check, asked, reproduce, sampling, spread
 from specverify.checks.counters import nothing_drafted
-from specverify.checks.evidence import detectable_shift, e_process, e_process_test, pit_tests, support, tokens_needed
-from specverify.checks.lossless import EXTENSION, suspicious, told_suspicion
+from specverify.checks.evidence import (
+    EXTENSION,
+    detectable_shift,
+    e_process,
+    e_process_test,
+    pit_tests,
+    settled,
+    support,
+    suspicious,
+    tokens_needed,
+    told_suspicion,
+)
 from specverify.plan import PARAMETER_GRID
 from specverify.records import CheckResult, Verdict
 from specverify.scoring import score
-from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,11 +88,8 @@ def _rounds(grid: Grid, subject: Subject, plan: Plan) -> Iterable[Round]:
 
 def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     """Unless a cell is suspicious and no proof yet."""
-    proof = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
-    return all(
-        not suspicious(each) or each >= proof
-        for each in (e_process(cell.where(cell["edge"] == 0)).log10_e for cell in _by_cell(scored).values())
-    )
+    inside = (cell.where(cell["edge"] == 0) for cell in _by_cell(scored).values())
+    return all(settled(e_process(cell).log10_e, plan) for cell in inside if len(cell))
 
 
 def _by_cell(scored: ScoredTraces) -> dict[str, ScoredTraces]:
@@ -170,7 +176,7 @@ def _verdict(
     suspect = max(tests, key=lambda test: test.log10_e or 0.0, default=None)
     if suspect is not None and suspicious(suspect.log10_e or 0.0):
         said = f"evidence 10^{suspect.log10_e:.1f} to 1, {suspect.name}"
-        return Verdict.INCONCLUSIVE, told_suspicion(said, suspect.log10_e or 0.0)
+        return Verdict.INCONCLUSIVE, told_suspicion(said, suspect.log10_e or 0.0, plan)
     wanted = plan.largest_undetected_shift_per_setting
     if detectable > wanted:
         needed = tokens_needed(wanted, plan)
@@ -189,6 +195,7 @@ def over(grid: Grid) -> Check:
         claim="temperature, top-k, top-p, min-p, penalties and bans hold at every position of a block",
         rounds=partial(_rounds, grid),
         decided=_decided,
+        wanted_tokens=lambda plan: len(grid) * plan.parameter_tokens,
         conclude=_conclude,
     )
 

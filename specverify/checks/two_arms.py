@@ -20,7 +20,7 @@ import numpy as np
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling
 from specverify.checks.counters import nothing_drafted
-from specverify.checks.lossless import EXTENSION, suspicious, told_suspicion
+from specverify.checks.evidence import EXTENSION, settled, suspicious, told_suspicion
 from specverify.engines import Capability
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
@@ -43,13 +43,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ARMS",
     "COLDER",
-    "DOUBT",
+    "arms_measurements",
+    "arms_tests",
     "arms_verdict",
     "compare_arms",
     "controls",
     "pairs_of",
-    "settled",
-    "suspected",
     "text_scores",
     "two_arms",
 ]
@@ -61,7 +60,7 @@ COLDER = 0.7
 _BET_SHARE = 0.3
 """A text's score for a fault is Σ log(1 + 0.3 (r/p - 1)): what a bet on the fault would have won with it."""
 _EFFECT = "mean difference of a score, in its own root mean square"
-DOUBT = 3.0
+_DOUBT = 3.0
 """log10 of the e-value from which the OFF arms are called different."""
 _CONTROL = 3.0
 """log10 of the e-value from which the lossy arm is called seen."""
@@ -87,13 +86,7 @@ def _decided(plan: Plan, scored: ScoredTraces) -> bool:
     if not any(request.id.startswith(f"two-arms/{_LOSSY}/") for request in scored.requests()):
         return False
     on, off = _arm(scored, "on"), _arm(scored, "off")
-    return len(on.traces) == len(off.traces) and settled(compare_arms(on, off), plan)
-
-
-def settled(compared: EProcess, plan: Plan) -> bool:
-    """Whether more texts would change nothing: proof, or no suspicion."""
-    proof = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
-    return compared.log10_e >= proof or not suspicious(compared.log10_e)
+    return len(on.traces) == len(off.traces) and settled(compare_arms(on, off).log10_e, plan)
 
 
 def text_scores(scored: ScoredTraces) -> dict[str, NDArray[np.float64]]:
@@ -191,7 +184,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     compared = compare_arms(on, off)
     control = compare_arms(off, again)
     lossy = compare_arms(_lossy_arm(subject, plan, scored), off)
-    verdict, summary = arms_verdict(on.traces, compared, control, lossy)
+    verdict, summary = arms_verdict(plan, on.traces, compared, control, lossy)
     detectable = smallest_detectable_signs(
         len(compared.path),
         false_fail_rate=plan.false_fail_rate / 2 / MOST_E_PROCESSES / len(compared.components),
@@ -202,25 +195,9 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         verdict=verdict,
         summary=summary,
         findings=controls(control, lossy),
-        tests=(
-            StatisticalTest(
-                name=f"ON against OFF, bets on the signs of score differences{suspected(compared)}",
-                statistic=compared.log10_e,
-                log10_e=compared.log10_e,
-                allowed=math.nan,
-                failed=False,
-                num_samples=len(compared.path),
-                smallest_detectable=detectable,
-                effect_unit=_EFFECT,
-            ),
-        )
-        if verdict is Verdict.PASS or control.log10_max < DOUBT
-        else (),
+        tests=arms_tests(compared, control, of="score differences", detectable=detectable, unit=_EFFECT),
         measurements={
-            "num_pairs": len(compared.path),
-            "log10_e_on_against_off": compared.log10_e,
-            "log10_e_off_against_off": control.log10_max,
-            "log10_e_lossy_against_off": lossy.log10_max,
+            **arms_measurements(compared, control, lossy),
             "mean_tokens_on": len(on) / len(on.traces),
             "mean_tokens_off": len(off) / len(off.traces),
         },
@@ -234,6 +211,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
 
 
 def arms_verdict(
+    plan: Plan,
     on: Sequence[DecodeTrace],
     compared: EProcess,
     control: EProcess,
@@ -242,7 +220,7 @@ def arms_verdict(
     budget: str = "two_arms_tokens",
 ) -> tuple[Verdict, str]:
     """The controls first: without them the comparison says nothing. `budget` is the plan's field to raise."""
-    if control.log10_max >= DOUBT:
+    if control.log10_max >= _DOUBT:
         said = f"target-only texts differ from target-only texts, 10^{control.log10_max:.1f} to 1 ({control.likeliest})"
         return Verdict.INCONCLUSIVE, f"{said}: the engine, or its seeds, or the harness is in doubt"
     if nothing_drafted(on):
@@ -251,7 +229,7 @@ def arms_verdict(
         said = (
             f"evidence 10^{compared.log10_e:.1f} to 1 that the arms differ, after {len(compared.path)} pairs of texts"
         )
-        return Verdict.INCONCLUSIVE, told_suspicion(said, compared.log10_e)
+        return Verdict.INCONCLUSIVE, told_suspicion(said, compared.log10_e, plan)
     if lossy.log10_max < _CONTROL:
         said = f"{len(compared.path)} pairs of texts are too few: an arm at {COLDER} of the temperature was not seen"
         return Verdict.INCONCLUSIVE, f"{said} (10^{lossy.log10_max:.1f}); raise {budget} in the plan"
@@ -261,9 +239,35 @@ def arms_verdict(
     )
 
 
-def suspected(compared: EProcess) -> str:
-    """By what the arms differ, where they seem to."""
-    return f", by {compared.likeliest}" if compared.log10_e >= DOUBT else ""
+def arms_tests(
+    compared: EProcess, control: EProcess, *, of: str, detectable: float, unit: str
+) -> tuple[StatisticalTest, ...]:
+    """The one test of ON against OFF, which says by what they differ; none where OFF against OFF is in doubt already."""
+    if control.log10_max >= _DOUBT:
+        return ()
+    suspected = f", by {compared.likeliest}" if suspicious(compared.log10_e) else ""
+    return (
+        StatisticalTest(
+            name=f"ON against OFF, bets on the signs of {of}{suspected}",
+            statistic=compared.log10_e,
+            log10_e=compared.log10_e,
+            allowed=math.nan,
+            failed=False,
+            num_samples=len(compared.path),
+            smallest_detectable=detectable,
+            effect_unit=unit,
+        ),
+    )
+
+
+def arms_measurements(compared: EProcess, control: EProcess, lossy: EProcess) -> dict[str, float | int | str]:
+    """How each comparison ended."""
+    return {
+        "num_pairs": len(compared.path),
+        "log10_e_on_against_off": compared.log10_e,
+        "log10_e_off_against_off": control.log10_max,
+        "log10_e_lossy_against_off": lossy.log10_max,
+    }
 
 
 def controls(control: EProcess, lossy: EProcess) -> tuple[Finding, ...]:
@@ -306,6 +310,7 @@ two_arms = Check(
     claim="texts with and without speculation follow one law, by the engine's own OFF arm",
     rounds=_rounds,
     decided=_decided,
+    wanted_tokens=lambda plan: len(ARMS) * plan.two_arms_tokens,
     conclude=_conclude,
 )
 """Sign bets on score differences, with an A/A control and a lossy one; no arm's law need be known exactly."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.checks.check import Check, derived_seed, reproduce
-from specverify.checks.evidence import e_process_test, support
-from specverify.checks.lossless import suspicious, told_suspicion
+from specverify.checks.evidence import e_process_test, support, suspicious, told_suspicion
 from specverify.checks.noise import MOST_OF_ENGINE, measured_noise
 from specverify.errors import SubjectError
 from specverify.records import CheckResult, DecodeRequest, Finding, StatisticalTest, Verdict
@@ -109,7 +108,7 @@ def _concluded(
     suspect = next((test for test in seen.tests if test.log10_e is not None and suspicious(test.log10_e)), None)
     if suspect is not None and verdict is Verdict.PASS:  # unless the judge finds it to be proof
         said = f"evidence 10^{suspect.log10_e:.1f} to 1, {suspect.name}"
-        verdict, summary = Verdict.INCONCLUSIVE, f"{told_suspicion(said, suspect.log10_e or 0.0)}; {summary}"
+        verdict, summary = Verdict.INCONCLUSIVE, f"{told_suspicion(said, suspect.log10_e or 0.0, plan)}; {summary}"
     return CheckResult(
         id=cell_id,
         claim=claim,

@@ -16,14 +16,17 @@ import numpy as np
 
 from specverify.checks.check import asked, spread
 from specverify.checks.evidence import (
+    EXTENSION,
     detectable_shift,
     e_process,
     e_process_test,
     empty_texts,
     pit_tests,
+    proof,
+    suspicious,
     tokens_needed,
 )
-from specverify.checks.lossless import EXTENSION, lossless_rounds, suspicious
+from specverify.checks.lossless import lossless_rounds
 from specverify.checks.noise import MOST_OF_ENGINE
 from specverify.conformance.asking import Asking, Seen, cell
 from specverify.conformance.cells import certificate_of, held
@@ -35,7 +38,7 @@ from specverify.errors import PlanError
 from specverify.judge import judge
 from specverify.records import CheckResult, Finding, SamplingParams, Verdict
 from specverify.scoring import ScoredTraces
-from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold, most_p_values
+from specverify.statistics.budget import MOST_E_PROCESSES, most_p_values
 from specverify.told_law import score_by_told_laws
 
 if TYPE_CHECKING:
@@ -123,11 +126,10 @@ def _look_at_greedy(scorer: _Scorer, asking: Asking) -> Seen:
 def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
     plan = asking.plan
     scored = ScoredTraces()
-    proof = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES)
     for requests in lossless_rounds(asking.subject, plan, times=EXTENSION):
         scored = scored.merge(scorer(asking.answers(requests)))
         log10_e = e_process(scored).log10_e if len(scored) else 0.0
-        if log10_e >= proof or (len(scored) >= plan.lossless_tokens and not suspicious(log10_e)):
+        if log10_e >= proof(plan) or (len(scored) >= plan.lossless_tokens and not suspicious(log10_e)):
             break
     if not len(scored):
         return Seen(summary="not a token was emitted", verdict=Verdict.INCONCLUSIVE)
@@ -138,8 +140,11 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
     ]  # fmt: skip
     scored = scored.where(~np.isinf(scored["edge"]))
     law = e_process_test(scored, plan, name="stream")
-    tests = (law, *pit_tests(scored, plan, name="stream"))
-    detectable, wanted = detectable_shift(len(scored), plan), plan.largest_undetected_shift
+    fixed = scored.where(
+        np.arange(len(scored)) < plan.lossless_tokens
+    )  # what has a p-value isn't chosen by what it says
+    tests = (law, *pit_tests(fixed, plan, name="stream"))
+    detectable, wanted = detectable_shift(len(fixed), plan), plan.largest_undetected_shift
     enough = detectable <= wanted
     smallest = min((test.p_value for test in tests if test.p_value is not None), default=math.nan)
     return Seen(

@@ -17,44 +17,45 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from specverify.checks.check import asked, sampling, spread
-from specverify.checks.lossless import EXTENSION
+from specverify.checks.evidence import EXTENSION, least_level, proof, settled
 from specverify.checks.noise import MOST_OF_ENGINE
 from specverify.checks.two_arms import (
     ARMS,
     COLDER,
-    DOUBT,
+    arms_measurements,
+    arms_tests,
     arms_verdict,
     compare_arms,
     controls,
     pairs_of,
-    settled,
-    suspected,
-)  # fmt: skip
+)
 from specverify.conformance.asking import Asking, Seen, cell
 from specverify.conformance.cells import certificate_of, held
 from specverify.conformance.laws import on_subject, require_off
 from specverify.conformance.told import drafting, vocabulary
 from specverify.records import Finding, SamplingParams, StatisticalTest, Verdict
-from specverify.scoring import score
-from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold, most_p_values
+from specverify.scoring import ScoredTraces, score
 from specverify.statistics.interval import zero_failures_bound
-from specverify.statistics.sequential import EProcess, mix
+from specverify.statistics.sequential import mix
 from specverify.statistics.two_sample import bigrams, sign_bets, witness_differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from jaxtyping import Float
 
     from specverify.conformance.laws import Laws
     from specverify.engines import Engine
     from specverify.models import LanguageModel
     from specverify.plan import Plan
     from specverify.records import Certificate, DecodeTrace
+    from specverify.statistics.sequential import EProcess
     from specverify.watch import Watch
 
-__all__ = ["certify_by_texts", "compare_texts"]
+__all__ = ["certify_by_texts"]
 
 _CLAIM_OF_GREEDY = "at temperature 0, texts with speculation are those without, but for near ties"
 _CLAIM_OF_TEXTS = "sampled texts with and without speculation follow one law"
@@ -73,30 +74,41 @@ _MOST_PLACES = 8
 # --------------------------------------------------------------------------------------------------------- the texts
 
 
-def compare_texts(
-    first: Sequence[DecodeTrace], second: Sequence[DecodeTrace], *, draft: LanguageModel | None
-) -> EProcess:
+@dataclass(frozen=True)
+class _Arm:
+    """Texts, and what the draft thinks of them, where it is loaded."""
+
+    texts: list[DecodeTrace]
+    read: ScoredTraces | None
+
+    def __add__(self, other: _Arm) -> _Arm:
+        """With more of them."""
+        read = self.read.merge(other.read) if self.read is not None and other.read is not None else None
+        return _Arm(self.texts + other.texts, read)
+
+
+def _compared(first: _Arm, second: _Arm) -> EProcess:
     """Evidence that the texts of two arms don't follow one law, without a log-probability of either."""
-    ours, theirs = pairs_of(first, second)
-    pairs = [(first[one], second[other]) for one, other in zip(ours, theirs, strict=True)]
+    pairs = [
+        (first.texts[ours], second.texts[theirs]) for ours, theirs in pairs_of(first.texts, second.texts).T.tolist()
+    ]
 
-    def witness(*, by_prompt: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def witness(*, by_prompt: bool) -> Float[np.ndarray, " pairs"]:
         features = [
-            [bigrams(trace.token_ids, prompt=trace.request.prompt_id if by_prompt else "") for trace in arm]
-            for arm in zip(*pairs, strict=True)
+            tuple(bigrams(one.token_ids, prompt=one.request.prompt_id if by_prompt else "") for one in pair)
+            for pair in pairs
         ]
-        return witness_differences(*features) if pairs else np.empty(0)
+        return witness_differences([ours for ours, _ in features], [theirs for _, theirs in features])
 
-    lengths = np.array([len(one.token_ids) - len(other.token_ids) for one, other in pairs], dtype=np.float64)
+    lengths = np.array([len(ours.token_ids) - len(theirs.token_ids) for ours, theirs in pairs], dtype=np.float64)
     paths = {
         "MMD of neighbouring ids": sign_bets(witness(by_prompt=False)),
         "MMD of neighbouring ids after one prompt": sign_bets(witness(by_prompt=True)),
         "tokens in a text": sign_bets(lengths),
     }
-    if draft is None:
-        return mix(paths)
-    by_draft = compare_arms(*(score(arm, target=draft) for arm in (first, second)))
-    return mix(paths | {"what the draft thinks of a text": by_draft.path})
+    if first.read is not None and second.read is not None:
+        paths["what the draft thinks of a text"] = compare_arms(first.read, second.read).path
+    return mix(paths)
 
 
 def _look_at_texts(draft: LanguageModel | None, asking: Asking) -> Seen:
@@ -104,55 +116,40 @@ def _look_at_texts(draft: LanguageModel | None, asking: Asking) -> Seen:
     params = sampling(subject, plan)
     samples = max(2, -(-plan.lossless_tokens // (plan.max_new_tokens * max(1, len(subject.prompts)))))
 
-    def texts(arm: str, params: SamplingParams, number: int = 0, *, speculation: bool) -> list[DecodeTrace]:
-        name = f"lossless/{arm}/{number}"
-        return asking.answers(asked(name, plan, subject.prompts, params, num_samples=samples, speculation=speculation))
+    def arm(name: str, number: int = 0, *, speculation: bool, temperature: float = params.temperature) -> _Arm:
+        asks = replace(params, temperature=temperature)
+        requests = asked(
+            f"lossless/{name}/{number}", plan, subject.prompts, asks, num_samples=samples, speculation=speculation
+        )
+        texts = [replace(one, request=replace(one.request, params=params)) for one in asking.answers(requests)]
+        return _Arm(texts, score(texts, target=draft) if draft is not None else None)
 
-    on, off, again = (texts(arm, params, speculation=arm == "on") for arm in ARMS)
-    if not all(any(trace.token_ids for trace in arm) for arm in (on, off, again)):
+    on, off, again = (arm(name, speculation=name == "on") for name in ARMS)
+    if not all(any(text.token_ids for text in each.texts) for each in (on, off, again)):
         return Seen(summary="an arm answered without a token", verdict=Verdict.INCONCLUSIVE)
-    colder = texts("lossy", replace(params, temperature=COLDER * params.temperature), speculation=True)
-    compare = partial(compare_texts, draft=draft)
-    control = compare(off, again)
-    lossy = compare([replace(one, request=replace(one.request, params=params)) for one in colder], off)
-    compared = compare(on, off)
+    colder = arm(
+        "lossy", speculation=True, temperature=COLDER * params.temperature
+    )  # read as if it were like the others
+    compared, control, lossy = _compared(on, off), _compared(off, again), _compared(colder, off)
     for number in range(1, EXTENSION):
-        if settled(compared, plan):
+        if settled(compared.log10_e, plan):
             break
-        on += texts("on", params, number, speculation=True)
-        off += texts("off", params, number, speculation=False)
-        compared = compare(on, off)
-    verdict, summary = arms_verdict(on, compared, control, lossy, budget="lossless_tokens")
+        on += arm("on", number, speculation=True)
+        off += arm("off", number, speculation=False)
+        compared = _compared(on, off)
+    verdict, summary = arms_verdict(plan, on.texts, compared, control, lossy, budget="lossless_tokens")
     smallest = _smallest_detectable(lossy, plan)
     return Seen(
         summary=summary,
         notes=controls(control, lossy),
-        tests=(_test(compared, smallest),) if control.log10_max < DOUBT else (),
+        tests=arms_tests(compared, control, of="differences of texts", detectable=smallest, unit=_EFFECT),
         num_samples=len(compared.path),
         sample_unit="pairs of texts",
         smallest_detectable=smallest,
         effect_unit=_EFFECT,
         advice="compare speculation on and off where log-probabilities can be had: by texts alone nobody can say which line is wrong",
         verdict=verdict,
-        measurements={
-            "num_pairs": len(compared.path),
-            "log10_e_on_against_off": compared.log10_e,
-            "log10_e_off_against_off": control.log10_max,
-            "log10_e_lossy_against_off": lossy.log10_max,
-        },
-    )
-
-
-def _test(compared: EProcess, smallest: float) -> StatisticalTest:
-    return StatisticalTest(
-        name=f"ON against OFF, bets on the signs of differences of texts{suspected(compared)}",
-        statistic=compared.log10_e,
-        log10_e=compared.log10_e,
-        allowed=math.nan,
-        failed=False,
-        num_samples=len(compared.path),
-        smallest_detectable=smallest,
-        effect_unit=_EFFECT,
+        measurements=arms_measurements(compared, control, lossy),
     )
 
 
@@ -163,7 +160,7 @@ def _smallest_detectable(lossy: EProcess, plan: Plan) -> float:
     """
     if lossy.log10_max <= 0:
         return math.inf
-    ratio: float = e_threshold(plan.false_fail_rate / 2, MOST_E_PROCESSES) / lossy.log10_max
+    ratio = proof(plan) / lossy.log10_max
     return max(math.sqrt(ratio), math.sqrt(math.sqrt(ratio)))
 
 
@@ -215,8 +212,8 @@ def _look_at_greedy(asking: Asking) -> Seen:
     ]  # fmt: skip
     looked = [place for place in places if not place.ended][:_MOST_PLACES]
     drawn = [_drawn(asking, place) for place in looked]
-    level = plan.false_fail_rate / 2 / most_p_values(plan.first_token_prompts)
-    known = [lesser for lesser, total in drawn if (1 - _LEAST_SHARE) ** total * len(drawn) <= level]
+    smallest = [_smallest_gap(total, plan, num_places=len(drawn)) for _, total in drawn]
+    num_known = sum(map(math.isfinite, smallest))
     notes = tuple(
         Finding(
             text=f"token {place.position} is {place.ids[0]}, and {place.ids[1]} without speculation, which draws them {lesser} "
@@ -226,20 +223,21 @@ def _look_at_greedy(asking: Asking) -> Seen:
         )
         for place, (lesser, total) in zip(looked, drawn, strict=True)
     )
-    enough = len(known) == len(places) - len(ended)
+    enough = num_known == len(places) - len(ended)
+    detectable = max(smallest, default=math.nan)
     return Seen(
         summary=f"{summary}; "
         + (
             f"each could be a near tie, of ids at most {_ALLOWED_GAP:g} logits apart"
             if enough
-            else f"whether they are near ties could be told for {len(known)} of them alone"
+            else f"whether they are near ties could be told for {num_known} of them alone"
         ),
         wrong=tuple(ended),
         notes=notes,
-        tests=(_near_ties(drawn),) if drawn else (),
+        tests=(_near_ties(drawn, detectable),) if drawn else (),
         num_samples=len(on),
         sample_unit="texts",
-        smallest_detectable=_ALLOWED_GAP,
+        smallest_detectable=detectable if drawn else None,
         effect_unit="logits",
         advice="compare what the engine verifies at temperature 0 with its own first choices",
         verdict=Verdict.PASS if enough else Verdict.INCONCLUSIVE,
@@ -262,7 +260,18 @@ def _drawn(asking: Asking, place: _Place) -> tuple[int, int]:
     return ours, ours + theirs
 
 
-def _near_ties(drawn: Sequence[tuple[int, int]]) -> StatisticalTest:
+def _smallest_gap(total: int, plan: Plan, *, num_places: int) -> float:
+    """Logits between two ids from which `total` draws of either reliably show that they are no near tie; infinite where none do."""
+    level = least_level(plan) / num_places
+    if stats.binom.cdf(0, total, _LEAST_SHARE) > level:
+        return math.inf
+    most = int(stats.binom.ppf(level, total, _LEAST_SHARE))  # the first number that may not be rejected any more
+    rejected = most if stats.binom.cdf(most, total, _LEAST_SHARE) <= level else most - 1
+    share = float(special.betaincinv(rejected + 1, total - rejected, plan.false_pass_rate))
+    return math.log((1 - share) / share)
+
+
+def _near_ties(drawn: Sequence[tuple[int, int]], detectable: float) -> StatisticalTest:
     """Exact and one-sided at each place, Bonferroni's over them."""
     worst = min(float(stats.binom.cdf(lesser, total, _LEAST_SHARE)) for lesser, total in drawn)
     return StatisticalTest(
@@ -272,7 +281,7 @@ def _near_ties(drawn: Sequence[tuple[int, int]]) -> StatisticalTest:
         allowed=math.nan,
         failed=False,
         num_samples=sum(total for _, total in drawn),
-        smallest_detectable=_ALLOWED_GAP,
+        smallest_detectable=detectable,
         effect_unit="logits",
     )
 

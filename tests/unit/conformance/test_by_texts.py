@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from specverify.checks.evidence import least_level
 from specverify.conformance import laws_of_models
-from specverify.conformance.by_texts import certify_by_texts
+from specverify.conformance.by_texts import _smallest_gap, certify_by_texts
 from specverify.conformance.cells import engine_plan
 from specverify.engines.fake import fake_engine
 from specverify.errors import PlanError
@@ -137,38 +141,47 @@ def test_wrong_greedy_tokens_are_told_from_near_ties_by_the_engines_own_samples(
 
 
 class Turned(Around):
-    """Greedy texts with speculation take another id at their second token: the second choice, or the last."""
+    """Greedy texts with speculation end with another id at the first place where it is so many logits below the first choice."""
 
-    def __init__(self, *, likely):
+    def __init__(self, least, most):
         super().__init__()
-        self.likely = likely
+        self.least, self.most = least, most
 
     def decode(self, requests):
         for trace in self.inner.decode(requests):
-            if not trace.request.speculation or not trace.request.params.greedy:
-                yield trace
-                continue
-            ids = (*trace.request.prompt_ids, *trace.token_ids[:1])
-            law = FAKE.target.logits([ids])[0, -1]
-            ranks = law.argsort(descending=True).tolist()
-            yield replace(trace, token_ids=(*trace.token_ids[:1], ranks[1 if self.likely else -1]), steps=())
+            turned = trace.request.speculation and trace.request.params.greedy
+            yield self.turn(trace) if turned else trace
+
+    def turn(self, trace):
+        for place in range(len(trace.token_ids)):
+            row = FAKE.target.logits([(*trace.request.prompt_ids, *trace.token_ids[:place])])[0, -1]
+            for token, gap in enumerate((row.max() - row).tolist()):
+                if self.least < gap < self.most:
+                    return replace(trace, token_ids=(*trace.token_ids[:place], token), steps=())
+        return trace
 
 
-def gaps():
-    """Of the second choice, after the first greedy token of each prompt."""
-    laws = laws_of_models(FAKE.target, None, eos_token_ids=(0,), seed=17)
-    for prompt in laws.prompts:
-        first = int(FAKE.target.logits([prompt.token_ids])[0, -1].argmax())
-        values = np.sort(FAKE.target.logits([(*prompt.token_ids, first)])[0, -1].numpy())
-        yield float(values[-1] - values[-2])
+@pytest.mark.parametrize(("least", "most", "verdict"), [(0.0, 0.4, Verdict.PASS), (2.5, 9.0, Verdict.FAIL)])
+def test_a_near_tie_passes_and_a_token_that_is_hardly_drawn_does_not(least, most, verdict):
+    """Rounding may turn the first, and never the second; texts differ in both."""
+    result = only("greedy", Turned(least, most), greedy_prompts=8)  # as many places as are looked at
+    assert result.verdict is verdict, result.summary
+    differing, of = re.findall(r"(\d+) of (\d+) texts", result.summary)[0]
+    assert 0 < int(differing) <= int(of)
 
 
-@pytest.mark.parametrize("likely", [True, False])
-def test_a_near_tie_passes_and_a_token_that_is_never_drawn_does_not(likely):
-    """Second choices within a logit are what rounding may turn."""
-    result = only("greedy", Turned(likely=likely))
-    near = max(gaps()) <= 1
-    assert (result.verdict is not Verdict.FAIL) == (likely and near), result.summary
+def test_the_gap_that_is_promised_is_seen():
+    """A token that is rarer than promised is rejected in at least 1 - false_pass_rate of draws; the bound of a near tie hardly ever."""
+    level = least_level(PLAN) / 3
+    for total in (60, 100, 400):
+        gap = _smallest_gap(total, PLAN, num_places=3)
+        if total == 60:
+            assert gap == math.inf
+            continue
+        drawn = stats.binom.rvs(total, 1 / (1 + math.exp(gap)), size=4_000, random_state=5)
+        rejected = stats.binom.cdf(drawn, total, 1 / (1 + math.e)) <= level
+        assert abs(rejected.mean() - (1 - PLAN.false_pass_rate)) < 0.03
+        assert gap > 1
 
 
 def test_a_greedy_text_that_ends_early_fails():
