@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specverify.cli.exits import EXIT_CODES, crash_kept_in, say
-from specverify.errors import OutputError, UsageError
+from specverify.errors import UsageError
 from specverify.records import Verdict
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def certify_matrix(
     What any cell can be refused for is refused before the first is certified. An interrupted matrix resumes: finished cells
     are taken over from their checkpoints.
     """
+    from specverify.cli.output import move_aside
     from specverify.cli.run import run, unmet_by
     from specverify.matrix import rows_of
     from specverify.matrix_file import cells_of, read_matrix
@@ -53,7 +54,7 @@ def certify_matrix(
     cells = list(cells_of(matrix))
     tell = _nobody if quiet else say
     with crash_kept_in(out):
-        _set_aside(out)
+        move_aside(out, _TABLES)  # an earlier table is not this one's, whether it ends or is refused
         try:
             invocations = [_invocation(matrix, cell, given, out / cell.name) for cell in cells]
             _require_possible(cells, invocations, tell)
@@ -134,20 +135,6 @@ def _require_possible(cells: Sequence[Cell], invocations: Sequence[Invocation], 
             tell(f"checking {cell.target} with {cell.draft}, which comes later")
             with _named(cell):
                 make_subject(each, each.sources(), each.plan())
-
-
-def _set_aside(out: Path) -> None:
-    """An earlier table is not this one's, whether it ends or is refused. Raises `OutputError`."""
-    from specverify.cli.output import PREVIOUS
-
-    for old in (out / name for name in _TABLES):
-        if old.is_file():
-            try:
-                (out / PREVIOUS).mkdir(exist_ok=True)
-                old.replace(out / PREVIOUS / old.name)
-            except OSError as error:
-                msg = f"can't move {old} aside: {(error.strerror or str(error)).lower()}; give another --out"
-                raise OutputError(msg) from error
 
 
 def _take_back(out: Path, cells: Sequence[Cell]) -> None:

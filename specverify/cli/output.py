@@ -12,12 +12,12 @@ from specverify.errors import OutputError
 from specverify.redaction import without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from specverify.records import Certificate
 
-__all__ = ["CERTIFICATE", "PREVIOUS", "last_of", "render", "reserved", "set_aside", "write_all"]
+__all__ = ["CERTIFICATE", "PREVIOUS", "last_of", "move_aside", "render", "reserved", "set_aside", "write_all"]
 
 CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
@@ -69,14 +69,20 @@ def set_aside(folder: Path) -> None:
 
     Without a certificate the other files may be somebody else's, and stay. Raises `OutputError`.
     """
-    if not (folder / CERTIFICATE).is_file():
-        return
+    if (folder / CERTIFICATE).is_file():
+        move_aside(folder, _WRITTEN)
+
+
+def move_aside(folder: Path, names: Iterable[str]) -> None:
+    """Those of the files that are there, into `previous/`. Raises `OutputError`."""
+    there = [name for name in names if (folder / name).is_file()]
     try:
-        (folder / PREVIOUS).mkdir(exist_ok=True)
-        for name in (each for each in _WRITTEN if (folder / each).is_file()):
+        for name in there:
+            (folder / PREVIOUS).mkdir(exist_ok=True)
             (folder / name).replace(folder / PREVIOUS / name)
     except OSError as error:
-        msg = f"can't move the last certificate in {folder} aside: {(error.strerror or str(error)).lower()}; give another --out"
+        reason = (error.strerror or str(error)).lower()
+        msg = f"can't move {there[0]} of an earlier run in {folder} aside: {reason}; give another --out"
         raise OutputError(msg) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["followed", "led", "require_usable", "started"]
 
 _USAGE = 2
+_GRACE_S = 5.0
+"""That process 0 is given to say what went wrong before the processes met."""
 
 
 def started() -> int:
@@ -71,11 +74,14 @@ def led(invocation: Invocation, plan: Plan) -> Iterator[Processes | None]:
 def followed(invocation: Invocation) -> int | None:
     """In every process but the first: hold a part of the target until that one ends, and give the exit code; None in the first.
 
-    What each process finds by itself is process 0's to say. Ctrl-C is for it too: it ends in order, and this one with it.
+    What all processes find is process 0's to say, and a follower that ends with an error at once would have torchrun end process 0
+    before it has: so it ends with 0. Ctrl-C is for process 0, too: it ends in order, and this one with it.
     """
     if not invocation.tensor_parallel or started() < 2 or os.environ["RANK"] == "0":
         return None
-    from specverify.models.led import Diverged, ProcessLost
+    from torch import OutOfMemoryError
+
+    from specverify.models.led import ProcessLost
     from specverify.models.loading import load_model
     from specverify.models.sharded import identity, joined
 
@@ -88,6 +94,7 @@ def followed(invocation: Invocation) -> int | None:
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, noted)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun, when another one has ended
+    processes = None
     try:
         sources, plan = invocation.sources(), invocation.plan()
         processes = joined(plan.device)
@@ -96,15 +103,16 @@ def followed(invocation: Invocation) -> int | None:
             sharded=True,
         )  # fmt: skip
         processes.follow(processes.loaded(load, identity).model)
-    except Diverged:
-        return _USAGE
     except ProcessLost as error:
         if not interrupted:
             say(f"error: {error}")
         return _USAGE
     except SpecverifyError as error:
-        if error.__cause__ is not None and type(error.__cause__).__name__ == "OutOfMemoryError":  # of this one alone
-            say(f"error: process {os.environ['RANK']}: {error}")
+        if processes is not None and not isinstance(error.__cause__, OutOfMemoryError):
+            return 0  # process 0 has raised the same
+        if processes is None:
+            time.sleep(_GRACE_S)  # process 0 most likely says it, and torchrun then ends this one
+        say(f"error: process {os.environ['RANK']}: {error}")
         return _USAGE
     except Exception as error:  # noqa: BLE001 - process 0 may wait in a pass, and can't know what happened here
         reason = " ".join(str(error).split())[:300]

@@ -23,7 +23,7 @@ from specverify.engines import Capability, EngineSettings
 from specverify.engines.fake import FakeEngine, letters
 from specverify.engines.function import decodes
 from specverify.engines.registry import opened
-from specverify.errors import ClaimViolated, PlanError, SubjectError
+from specverify.errors import ClaimViolated, PlanError, SubjectError, UsageError
 from specverify.faults.engine import find_engine_fault
 from specverify.models.calibration import write_calibration_pair
 from specverify.records import Verdict
@@ -137,6 +137,7 @@ def run_engine(
 
 
 _HALF = {"bfloat16", "float16"}
+"""Values of the option `dtype` under which an engine rounds far more than the laws that it is held against."""
 _ONE_HEAD = {"openai", "vllm", "sglang", "tgi", "onnxruntime"}
 """Engines whose kernels may not take narrow heads, or whose exporter takes every layer with as many outputs as there are ids for the last."""
 
@@ -200,7 +201,9 @@ def _with_noise(laws: Laws, arms: Arms, settings: EngineSettings, plan: Plan, sa
     if arms.off is None or dict(settings.options).get("dtype") not in _HALF:
         return laws
     alone = off_subject(arms.off, laws, command="")
-    with contextlib.suppress(SubjectError):  # an engine that breaks is the finding of the cell that asks it
+    with contextlib.suppress(
+        SubjectError, UsageError
+    ):  # what breaks, or is refused, is for the cell that asks it to say
         laws = replace(laws, engine_noise=noise_of_engine(alone.engine, alone, plan))
         say(
             f"in half precision the engine's logits are seen to lie within {laws.engine_noise:.2g} of the target's without speculation"

@@ -119,6 +119,7 @@ class ChildEngine:
             )
 
     def _asked(self, question: dict[str, Any], limit: str) -> dict[str, Any]:
+        """The child's answer, within the seconds of the field `limit`."""
         process, seconds = self._process, float(getattr(self, limit))
         assert process is not None
         answer, silent = "", threading.Event()
@@ -135,11 +136,16 @@ class ChildEngine:
                 answer = cast("TextIO", process.stdout).readline()
         finally:
             timer.cancel()
-        if not answer.endswith("\n"):
+        if silent.is_set() or not answer.endswith(
+            "\n"
+        ):  # an answer in the very moment is late, too: its process is gone
             self.end()
             how = f"ended with {_how(process.returncode)}"
             if silent.is_set():
-                how = f"gave no answer within {seconds:g} s and was ended (if the machine is slow and not the engine, give it more with `--option {limit}=SECONDS`)"
+                how = (
+                    f"gave no answer within {seconds:g} s and was ended (if the machine is slow and not the engine, give it more "
+                    f"with `--option {limit}=SECONDS`)"
+                )
             msg = f"its process {how}; its log ends: {last_lines(self.log_path)}"
             raise ChildProcessError(msg)
         said: dict[str, Any] = json.loads(answer)

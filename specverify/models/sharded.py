@@ -40,11 +40,11 @@ def joined(device: str) -> Processes:
         msg = f"--tensor-parallel takes one {kind} device a process, and not --device {device}; leave --device out"
         raise PlanError(msg)
     if kind != "cpu":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local >= torch.accelerator.device_count():
-            msg = f"there are {torch.accelerator.device_count()} {kind} devices here, and torchrun started more processes; give it --nproc-per-node {torch.accelerator.device_count()}"
+        number, wanted = torch.accelerator.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if wanted > number:  # in all processes of this machine, so that the first one says it
+            msg = f"there are {number} {kind} devices here, and torchrun started {wanted} processes; give it --nproc-per-node {number}"
             raise PlanError(msg)
-        torch.accelerator.set_device_index(local)
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=PASS_S))

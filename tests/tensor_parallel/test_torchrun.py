@@ -118,8 +118,7 @@ def test_a_process_that_goes_astray_ends_all_of_them_with_a_sentence(tmp_path: P
     assert took < 90, printed
     sentences = said(printed)
     parted = "agree on the same pass" if fault == "perturb" else "that hold the target"
-    terminated = "terminated; run the same command again"
-    assert any(parted in each or terminated in each or "interrupted" in each for each in sentences), printed
+    assert any(parted in each for each in sentences), printed
     assert not (tmp_path / "out" / "certificate.json").exists()
     assert "Traceback" not in "".join(line for line in printed.splitlines() if line.startswith("[rank"))
 
@@ -139,7 +138,9 @@ def test_what_has_no_plan_or_heads_that_don_t_divide_is_refused(tmp_path: Path) 
     found = {}
     for name in ("gpt2", "odd", "gone"):
         found[name] = said(torchrun(tmp_path, "none", f"./{name}", str(pair.draft))[0])
-    assert [len(each) for each in found.values()] == [1, 1, 1], found
+    found["plan"] = said(torchrun(tmp_path, "none", "--plan", "nowhere.toml")[0])
+    assert [len(each) for each in found.values()] == [1, 1, 1, 1], found
     assert "transformers has no tensor parallel plan for ./gpt2" in found["gpt2"][0]
     assert "./odd has 3 attention heads, which 2 processes can't share evenly" in found["odd"][0]
     assert "does not exist" in found["gone"][0]
+    assert "nowhere.toml" in found["plan"][0]
