@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["score_by_told_laws"]
 
 _TRACES_AT_ONCE = 64
-_LEAST = 1e-12
-"""Probability of an atom that rounding has used up: a token in it is all but impossible, not infinitely so."""
+_LEAST = 1e-6
+"""Probability of an atom: told numbers are rounded to float32, so what is left of 1 may be too small by about 1e-7, and a bet
+on a token in it would then pay out far more than is fair."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class _Scorer:
         for trace, laws in zip(traces, rescoring.prompt_logprobs(traces, top=1), strict=True):
             if len(trace.logprobs) == len(trace.token_ids) > 0:
                 again = np.array([law[token] for law, token in zip(laws, trace.token_ids, strict=True)])
-                seen.append(float(np.nan_to_num(np.abs(np.array(trace.logprobs) - again)).max()))
+                moved = np.abs(np.array(trace.logprobs) - again)
+                seen.append(float(moved[np.isfinite(moved)].max(initial=0.0)))  # what is no number allows for nothing
         return min(max(seen), MOST_OF_ENGINE)
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from specverify.conformance import laws_of_models
-from specverify.conformance.by_engine import certify_by_engine
+from specverify.conformance.by_engine import _Scorer, certify_by_engine
 from specverify.conformance.cells import engine_plan
 from specverify.engines import Capability
 from specverify.engines.fake import fake_engine, laws_of
 from specverify.errors import PlanError, SubjectError
 from specverify.faults.engine import find_engine_fault
 from specverify.models.absent import Absent
-from specverify.records import DecodeRequest, SamplingParams, Verdict
+from specverify.records import DecodeRequest, DecodeTrace, FinishReason, SamplingParams, Verdict
 from specverify.told_law import score_by_told_laws
 
 PLAN = replace(engine_plan("quick"), lossless_tokens=3_000, largest_undetected_shift=0.1)
@@ -126,6 +128,35 @@ def test_fault_ratios_average_to_one_over_the_cells():
     for name, ratio in scored.fault_ratios.items():
         error = ratio.std() / math.sqrt(len(ratio))
         assert ratio.mean() < 1 + 5 * error + 1e-9, name
+
+
+def test_an_atom_that_rounding_has_used_up_pays_no_more_than_is_fair():
+    """Twenty ids hold all but 1.7e-8, of which nothing is left in float32; the draft has its mass there, and every bet is fair."""
+    rng, top = np.random.default_rng(0), 20
+    draft = SimpleNamespace(vocab_size=2_000, logits=lambda sequences: torch.zeros(len(sequences), 1, 2_000))
+    for _ in range(10):
+        logits = torch.tensor([18, *rng.normal(5, 1, top - 1), *rng.normal(-8, 1, 2_000 - top)])
+        told, exact = logits.float().log_softmax(-1).tolist(), logits.softmax(-1)
+        likeliest = dict(enumerate(told[:top]))
+        request = DecodeRequest(id="r", prompt_ids=(3,), params=SamplingParams(), seed=1)
+        one = DecodeTrace(request=request, sample=0, token_ids=(0,), finish=FinishReason.LENGTH)
+        traces = [replace(one, token_ids=(token,)) for token in range(top + 1)]
+        laws = [[{**likeliest, token: told[token]}] for token in range(top + 1)]
+        scored = score_by_told_laws(traces, laws, top=top, draft=draft)
+        probs = [*exact[:top].tolist(), float(exact[top:].sum())]
+        for name, ratio in scored.fault_ratios.items():
+            assert np.dot(probs, ratio) < 1 + 1e-5, name
+
+
+def test_a_logprob_that_is_no_number_allows_for_nothing():
+    """It would else widen what a greedy token may lie below the first choice to the most that is ever allowed."""
+    engine = fake_engine()
+    traces = texts(engine, number=2)
+    told = [[law[token] for law, token in zip(laws, trace.token_ids, strict=True)]
+            for laws, trace in zip(laws_of(engine.target, traces, top=1), traces, strict=True)]  # fmt: skip
+    for odd in (math.inf, -math.inf, math.nan):
+        seen = [replace(trace, logprobs=(odd, *values[1:])) for trace, values in zip(traces, told, strict=True)]
+        assert _Scorer(engine, None, TOP).noise(seen) == pytest.approx(1e-6)
 
 
 def test_gap_and_token_are_those_of_the_emitted_token():
