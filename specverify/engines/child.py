@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from specverify import errors
 from specverify.engines import Capability, EngineSettings
 from specverify.engines.options import Options
-from specverify.engines.server import last_lines, log_folder
+from specverify.engines.server import await_end, last_lines, log_folder, signal_group, terminable
 from specverify.errors import SpecverifyError, UsageError
 from specverify.records import DecodeCounters, DecodeRequest, DecodeStep, DecodeTrace, FinishReason, SamplingParams
 
@@ -80,17 +80,16 @@ class ChildEngine:
             self._counted.append(_counters(said["counters"]))
 
     def end(self) -> None:
-        """Close its pipe, on which it ends; and kill it where it doesn't."""
+        """Close its pipe, on which it ends; and kill it where it doesn't, with whatever it has started."""
         process, self._process = self._process, None
         if process is None:
             return
         try:
             with contextlib.suppress(OSError):
                 cast("TextIO", process.stdin).close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
+            await_end(process, _GRACE_S)
         finally:
-            process.kill()
+            signal_group(process, signal.SIGKILL)
             process.wait()
             cast("TextIO", process.stdout).close()
 
@@ -126,7 +125,7 @@ class ChildEngine:
 
         def end_it() -> None:
             silent.set()
-            process.kill()
+            signal_group(process, signal.SIGKILL)  # all of them: one that is left would hold our end of the pipe open
 
         timer = threading.Timer(seconds, end_it)
         timer.start()
@@ -136,9 +135,9 @@ class ChildEngine:
                 answer = cast("TextIO", process.stdout).readline()
         finally:
             timer.cancel()
-        if silent.is_set() or not answer.endswith(
-            "\n"
-        ):  # an answer in the very moment is late, too: its process is gone
+            timer.join()
+        # an answer in the very moment is late, too: its process is gone
+        if silent.is_set() or not answer.endswith("\n"):
             self.end()
             how = f"ended with {_how(process.returncode)}"
             if silent.is_set():
@@ -181,7 +180,7 @@ def opened_in_child(factory: str, settings: EngineSettings) -> Iterator[ChildEng
     """
     limits = _LIMITS.read(tuple(each for each in settings.options if each[0] in _LIMITS.defaults))
     settings = replace(settings, options=tuple(each for each in settings.options if each[0] not in limits))
-    with log_folder("") as folder:
+    with log_folder("") as folder, terminable():
         engine = ChildEngine(
             factory, settings, folder / "engine.log", float(limits["timeout_s"]), float(limits["start_timeout_s"])
         )

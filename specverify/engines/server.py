@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from specverify.errors import UsageError
@@ -28,7 +28,19 @@ from specverify.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["API_KEY", "LOOPBACK", "Server", "free_port", "last_lines", "log_folder", "redacted", "serving"]
+__all__ = [
+    "API_KEY",
+    "LOOPBACK",
+    "Server",
+    "await_end",
+    "free_port",
+    "last_lines",
+    "log_folder",
+    "redacted",
+    "serving",
+    "signal_group",
+    "terminable",
+]
 
 API_KEY = "SPECVERIFY_API_KEY"
 """Environment variable that holds the key of a server; never written, never printed."""
@@ -70,7 +82,7 @@ class Server:
         return f"{named}its log ends: {last_lines(self.log_path)}; the whole log is {self.log_path}"
 
 
-def _status(process: subprocess.Popen[bytes]) -> os.waitid_result | None:
+def _status(process: subprocess.Popen[Any]) -> os.waitid_result | None:
     """How a process ended, without reaping it; None while it runs."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
@@ -150,13 +162,13 @@ def serving(
         with serving(command, port=port, health_url=f"http://127.0.0.1:{port}/health", log_path=log): ...
     """
     _require_free(port)
-    server = _started(command, log_path, environment)
-    try:
-        with _terminable():
+    with terminable():
+        server = _started(command, log_path, environment)
+        try:
             _await_health(server, health_url, timeout_s, say, name or command[0])
             yield server
-    finally:
-        _end(server.process)
+        finally:
+            _end(server.process)
 
 
 def _require_free(port: int) -> None:
@@ -224,8 +236,8 @@ def _healthy(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """While a server of ours runs, SIGTERM interrupts as Ctrl-C does; Python's default would leave the server behind."""
+def terminable() -> Iterator[None]:
+    """While a process of ours runs, SIGTERM interrupts as Ctrl-C does; Python's default would leave the process behind."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -239,20 +251,24 @@ def _terminable() -> Iterator[None]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to the group, then SIGKILL to what is left of it; a second Ctrl-C only makes it shorter."""
     try:
-        _signal_group(process, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:
-            if _status(process) is not None:
-                break
-            time.sleep(_POLL_S / 2)
+        signal_group(process, signal.SIGTERM)
+        await_end(process, _GRACE_S)
     finally:
-        _signal_group(process, signal.SIGKILL)
+        signal_group(process, signal.SIGKILL)
         process.wait()
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def await_end(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Wait until a process has ended, or so long, and leave it to be reaped (Note [Ending servers])."""
+    deadline = time.monotonic() + seconds
+    while _status(process) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S / 2)
+
+
+def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    """To a process that leads a group of its own and isn't reaped yet, and to whatever it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids it where only a zombie is left
         os.killpg(process.pid, number)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +27,18 @@ PARAMS = SamplingParams(banned_token_ids=((1, 2),), stop_strings=("é",))
 
 def request(last: int, *, num_samples: int = 1) -> DecodeRequest:
     return DecodeRequest(id=f"r{last}", prompt_ids=(4, last), params=PARAMS, seed=2**64 - 1, num_samples=num_samples)
+
+
+def gone(group: int) -> bool:
+    """Whether nothing is left of a process and what it has started; the latter is reaped by another, who may be late."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +72,18 @@ def test_death_is_a_finding_with_its_request_and_the_next_is_answered(engine, la
 
 
 def test_silence_is_a_finding_with_its_request_and_the_next_is_answered():
-    """The child is ended after its time, by its own id, and the option that gives it more is named; the engine isn't given it."""
+    """The child is ended after its time, with what it has started, and the option that gives it more is named.
+
+    What it has started would else hold the pipe open, and us with it. The engine isn't given the option.
+    """
     settings = replace(SETTINGS, options=(*SETTINGS.options, ("timeout_s", "0.3")))
     with opened_in_child("tests.engines.dying:opened", settings) as engine:
-        silent = engine._process.pid
+        silent, begun = engine._process.pid, time.monotonic()
         said = rf"answered r{SILENT} .*no answer within 0.3 s and was ended .*--option timeout_s=SECONDS"
         with pytest.raises(SubjectError, match=said):
             list(Guarded(engine).decode([request(SILENT)]))
-        with pytest.raises(ProcessLookupError):
-            os.kill(silent, 0)
+        assert time.monotonic() - begun < 30
+        assert gone(silent)
         (trace,) = engine.decode([request(5)])
         assert trace.token_ids[0] == 5
 
@@ -105,3 +125,22 @@ def test_the_process_ends_with_the_context():
         os.kill(number, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)
+
+
+def test_the_process_ends_when_ours_is_told_to_end():
+    """Also one that hangs in the engine, where it doesn't see that its pipe is closed."""
+    program = f"""
+        from specverify.engines import child
+        from tests.engines.test_child import SETTINGS, request
+        child._GRACE_S = 0.1
+        with child.opened_in_child("tests.engines.dying:opened", SETTINGS) as engine:
+            print(engine._process.pid, flush=True)
+            list(engine.decode([request({SILENT})]))
+    """
+    outer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    with outer:
+        number = int(outer.stdout.readline())
+        time.sleep(0.5)  # it has fallen silent
+        outer.send_signal(signal.SIGTERM)
+    assert gone(number)

@@ -69,12 +69,14 @@ def test_it_ends_when_the_block_is_interrupted(tmp_path):
     assert not alive(server.process.pid)
 
 
-def test_sigterm_ends_it_too(tmp_path):
+@pytest.mark.parametrize(("served", "times"), [(HEALTHY, 1), (STUBBORN, 2)])
+def test_sigterm_ends_it_too(tmp_path, served, times):
+    """Also where a second one comes while a server that ignores the first is still given its time."""
     program = f"""
         import sys, time, pathlib
         from specverify.engines.server import free_port, serving
         port = free_port()
-        with serving([sys.executable, "-c", {HEALTHY!r}, str(port)], port=port,
+        with serving([sys.executable, "-c", {served!r}, str(port)], port=port,
                      health_url=f"http://127.0.0.1:{{port}}/", log_path=pathlib.Path({str(tmp_path / "log")!r})) as server:
             print(server.process.pid, flush=True)
             time.sleep(60)
@@ -82,7 +84,9 @@ def test_sigterm_ends_it_too(tmp_path):
     outer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE,
                              stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     pid = int(outer.stdout.readline())
-    outer.send_signal(signal.SIGTERM)
+    for _ in range(times):
+        outer.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
     outer.wait(timeout=30)
     outer.stdout.close()
     assert not alive(pid)
