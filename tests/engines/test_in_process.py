@@ -114,7 +114,20 @@ def test_past_the_last_position_is_refused(engine):
 
 @pytest.mark.openvino
 @pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino_genai isn't installed")
-def test_openvino_says_which_file_it_needs(tmp_path):
-    pair = write_calibration_pair(tmp_path / "pair")
-    with pytest.raises(PairError, match=r"holds no openvino_model\.xml"), opened("openvino", settings_of(pair)):
-        pass
+class TestOpenvino:
+    def test_it_says_which_file_it_needs(self, tmp_path):
+        pair = write_calibration_pair(tmp_path / "pair")
+        with pytest.raises(PairError, match=r"holds no openvino_model\.xml"), opened("openvino", settings_of(pair)):
+            pass
+
+    def test_look_up_breaks_where_a_step_has_no_room_for_all_drafts(self, tmp_path):
+        """128 texts fill a step (docs/engines.md); 32 don't, and are right. This fails when it is mended."""
+        pair = write_calibration_pair(tmp_path / "pair", gguf=True, half=True)
+        settings = replace(settings_of(pair), options=(("mode", "lookup"),))
+        short = replace(GREEDY, max_new_tokens=2, eos_token_ids=())
+        asked = requests(short, num_samples=32, seed=1, prompts=((22, 26),))
+        with opened("openvino", settings) as engine:
+            (ids,) = {trace.token_ids for trace in engine.decode(asked)}
+            assert len(ids) == 2
+            with pytest.raises((RuntimeError, ChildProcessError), match=r"generated_and_verified_len|SIG"):
+                list(engine.decode([replace(each, num_samples=400) for each in asked]))
