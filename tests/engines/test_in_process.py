@@ -115,6 +115,8 @@ def test_past_the_last_position_is_refused(engine):
 @pytest.mark.openvino
 @pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino_genai isn't installed")
 class TestOpenvino:
+    """What is OpenVINO's alone."""
+
     def test_it_says_which_file_it_needs(self, tmp_path):
         pair = write_calibration_pair(tmp_path / "pair")
         with pytest.raises(PairError, match=r"holds no openvino_model\.xml"), opened("openvino", settings_of(pair)):
