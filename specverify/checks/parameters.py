@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap, Counter
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,6 @@ from specverify.checks.evidence import (
     settled,
     support,
     suspicious,
-    tokens_needed,
     told_suspicion,
 )
 from specverify.plan import PARAMETER_GRID
@@ -179,10 +179,11 @@ def _verdict(
         return Verdict.INCONCLUSIVE, told_suspicion(said, suspect.log10_e or 0.0, plan)
     wanted = plan.largest_undetected_shift_per_setting
     if detectable > wanted:
-        needed = tokens_needed(wanted, plan)
+        # a fifth more, since texts may end early
+        needed = math.ceil(1.2 * plan.parameter_tokens * (min(detectable, 1.0) / wanted) ** 2)
         setting = thinnest.removeprefix("num_tokens_")
         said = f"too few tokens: in {setting} a shift of the mean law below {detectable:.2g} would go unseen"
-        return Verdict.INCONCLUSIVE, f"{said}, {wanted:.2g} is wanted; set parameter_tokens = {2 * needed} in the plan"
+        return Verdict.INCONCLUSIVE, f"{said}, {wanted:.2g} is wanted; set parameter_tokens = {needed} in the plan"
     return Verdict.PASS, (
         f"{len({request.id.split('/')[1] for request in scored.requests()})} settings, {len(scored):,} tokens: none outside the support that the target allows"
     )

@@ -48,7 +48,8 @@ __all__ = [
 ]
 
 _GRID: tuple[tuple[str, SamplingParams], ...] = (
-    ("temperature", SamplingParams(temperature=0.6)),
+    ("temperature", SamplingParams(temperature=0.3)),
+    ("hot", SamplingParams(temperature=1.5)),
     ("top_k", SamplingParams(top_k=5)),
     ("top_p", SamplingParams(top_p=0.6)),
     ("min_p", SamplingParams(min_p=0.2)),
@@ -86,7 +87,7 @@ _NEEDED = ("drafting", "greedy", "lossless")
 
 ENGINE_BUDGETS: dict[str, dict[str, int | float]] = {
     "quick": {
-        "lossless_tokens": 5_000, "parameter_tokens": 384, "greedy_prompts": 12, "first_token_samples": 200,
+        "lossless_tokens": 5_000, "parameter_tokens": 480, "greedy_prompts": 12, "first_token_samples": 200,
         "first_token_prompts": 2, "batch_size": 192, "largest_undetected_shift": 0.1,
         "largest_undetected_shift_per_setting": 0.3,
     },

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,9 @@ __all__ = ["context", "neighbours", "prefix_cache"]
 
 _BATCHES = (1, 2, 3, 5, 8, 16, 40)
 """Requests handed over together: one, few, as many as there are slots, more."""
-_LENGTHS = (16, 1, 7, 2, 12, 3)
+_LENGTHS = (16, 5, 7, 1, 12, 3)
+_TEMPERATURES = (1.0, 0.3, 1.5)
+"""Of sampled rows: two that stand beside each other never have the same, so neither can do with the other's."""
 _TURNS = 12
 _OVER = 8
 """Positions past the end of the context."""
@@ -32,21 +35,22 @@ _OVER = 8
 
 
 def _batch(asking: Asking, size: int) -> list[DecodeRequest]:
-    """Greedy and sampled, seeded and not, of different lengths, some ending early, every fifth a double of the one before."""
+    """Greedy and sampled at several temperatures, seeded and not, some ending early, every fifth a double of the one before."""
+    temperatures = cycle(_TEMPERATURES if "temperature" in asking.subject.engine.parameters else _TEMPERATURES[:1])
     unseeded = Capability.UNSEEDED in asking.subject.engine.capabilities
     prompts, usual = asking.subject.prompts, SamplingParams(eos_token_ids=asking.subject.eos_token_ids)
     requests: list[DecodeRequest] = []
     for place in range(size):
         doubled = place % 5 == 3
         params = replace(usual, max_new_tokens=_LENGTHS[0 if doubled else place % len(_LENGTHS)])
-        if place % 2 == 0:
-            params = replace(params, temperature=0)
+        params = replace(params, temperature=next(temperatures) if place % 3 else 0)
         if requests and place % 5 == 4:
             before = requests[-1]
             requests.append(replace(before, id=f"{before.id}, double"))
             continue
         prompt = prompts[(size + place) % len(prompts)]
-        request = asking.request(prompt.token_ids, params, name=f"batch={size}/{place}")
+        number = 4 if doubled and not params.greedy else 1
+        request = asking.request(prompt.token_ids, params, name=f"batch={size}/{place}", num_samples=number)
         requests.append(replace(request, seeded=not unseeded or params.greedy or place % 4 == 1))
     return requests
 
@@ -58,15 +62,16 @@ def _look_at_neighbours(asking: Asking) -> Seen:
         for again in range(1 if size > 5 else 4):
             asked = [replace(one, id=f"{one.id}/{again}") for one in _batch(asking, size)]
             if again:
-                asked = [replace(one, seed=one.seed + again) for one in asked[::-1]]
+                turned = [*asked[again:], *asked[:again]]  # each in another row
+                asked = [replace(one, seed=one.seed + again) for one in (turned if again < 3 else turned[::-1])]
             traces += asking.answers(asked)
     scored = asking.scored(traces)
     wrong += _wrong_doubles(scored, rate=asking.plan.false_fail_rate)
     wrong += wrong_greedy_tokens(asking, scored, what="among its neighbours")
-    outside, tests = law_tests(asking, scored, name="sampled rows among greedy ones")
+    outside, tests = law_tests(asking, scored, name="sampled rows among others")
     greedy = sum(trace.request.params.greedy for trace in traces)
     return Seen(
-        summary=f"{len(traces)} requests ({greedy} greedy, the others sampled) in batches of {', '.join(map(str, _BATCHES))}: "
+        summary=f"{len(traces)} texts ({greedy} greedy, the others sampled) in batches of {', '.join(map(str, _BATCHES))}: "
         "each says what the target says to it",
         wrong=(*wrong, *outside),
         tests=tests,
@@ -76,7 +81,7 @@ def _look_at_neighbours(asking: Asking) -> Seen:
 
 
 def _wrong_doubles(scored: ScoredTraces, *, rate: float) -> list[Finding]:
-    """Asked twice at once: at temperature 0 two answers end alike, and without a seed two are no double.
+    """Asked twice at once: at temperature 0 two answers end alike; two samples, or two without a seed, are no doubles.
 
     Unless chance makes one: another answer says the same with the probability of these tokens under the target. All of
     them together are allowed the square of the run's rate, so its budget need not reckon with them.
@@ -85,14 +90,23 @@ def _wrong_doubles(scored: ScoredTraces, *, rate: float) -> list[Finding]:
     with np.errstate(divide="ignore"):  # a token that the target never says
         chances = np.bincount(scored["trace"].astype(np.int64), np.log(scored["prob"]), len(scored.traces))
     allowed = np.log(rate**2 / len(scored.traces))
-    for (one, other), chance in zip(pairwise(scored.traces), chances[1:], strict=True):
-        doubled = one.request.id.replace(", double", "") == other.request.id.replace(", double", "")
-        same = one.token_ids == other.token_ids
-        if doubled and one.request.params.greedy and same and one.finish is not other.finish:
+    answers: defaultdict[str, list[tuple[DecodeTrace, float]]] = defaultdict(list)
+    for trace, chance in zip(scored.traces, chances, strict=True):
+        answers[trace.request.id.replace(", double", "")].append((trace, chance))
+    for (one, chance), (other, _) in (pair for each in answers.values() for pair in combinations(each, 2)):
+        if one.token_ids != other.token_ids:
+            continue
+        if one.request.params.greedy and one.finish is not other.finish:
             text = f"the same tokens end as '{one.finish}' and, asked twice in one batch, as '{other.finish}'"
             found.append(Finding(text=text, place=one.request.id))
-        if doubled and not one.request.seeded and same and chance < allowed:
-            text = f"asked twice in one batch and without a seed, both answers are {list(one.token_ids)}"
+        if chance < allowed and (one.sample != other.sample or not one.request.seeded):
+            samples = one.request.id == other.request.id
+            both = (
+                f"samples {one.sample} and {other.sample} of one request"
+                if samples
+                else "both answers to a request without a seed"
+            )
+            text = f"{both} are {list(one.token_ids)}"
             found.append(Finding(text=text, place=one.request.id))
     return found
 

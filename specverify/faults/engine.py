@@ -98,6 +98,17 @@ def _first_params(engine: Faulty, requests: Requests) -> Traces:
     return under(requests, engine.inner.decode([replace(r, params=replace(r.params, **shared)) for r in requests]))
 
 
+def _temperature_before(engine: Faulty, requests: Requests) -> Traces:
+    """A sampled row's logits are divided by the temperature of the sampled row before it."""
+    sampled = [one.params.temperature for one in requests if not one.params.greedy]
+    shifted = iter(sampled[:1] + sampled[:-1])
+    asked = [
+        one if one.params.greedy else replace(one, params=replace(one.params, temperature=next(shifted)))
+        for one in requests
+    ]
+    return under(requests, engine.inner.decode(asked))
+
+
 def _swapped(engine: Faulty, requests: Requests) -> Traces:
     traces = list(engine.inner.decode(requests))
     if len(requests) > 1:
@@ -123,6 +134,17 @@ def _samples_alike(engine: Faulty, requests: Requests) -> Traces:
     singles = engine.inner.decode([replace(one, num_samples=1) for one in requests])
     for request, trace in zip(requests, singles, strict=True):
         yield from (replace(trace, request=request, sample=sample) for sample in range(request.num_samples))
+
+
+def _alike_in_pairs(engine: Faulty, requests: Requests) -> Traces:
+    """The second of two samples is the first once more."""
+    before: DecodeTrace | None = None
+    for trace in engine.inner.decode(requests):
+        if trace.sample % 2 and before is not None:
+            yield replace(before, request=trace.request, sample=trace.sample)
+        else:
+            yield trace
+        before = trace
 
 
 def _sampled_by_neighbours(engine: Faulty, requests: Requests) -> Traces:
@@ -307,6 +329,8 @@ ENGINE_FAULTS: tuple[EngineFault, ...] = (
     fault("past-the-limit", "stopping", _past_limit, "one token more than asked is emitted"),
     fault("limit-called-eos", "stopping", each(_limit_called_eos), "a text that was cut off says that it ended"),
     fault("parameters-of-first-row", "neighbours", _first_params, "the first row's temperature applies to the batch"),
+    fault("temperature-of-row-before", "neighbours", _temperature_before, "a sampled row has the temperature of the one before"),
+    fault("samples-alike-in-pairs", "neighbours", _alike_in_pairs, "two samples of a request share their randomness"),
     fault("answers-swapped", "greedy", _swapped, "two requests of a batch get each other's answer"),
     fault("doubles-share-seed", "reproducibility", _doubles_share_seed, "duplicates in a batch share their randomness"),
     fault("seed-ignored", "reproducibility", _seed_ignored, "the same seed gives another text"),
@@ -327,6 +351,12 @@ ENGINE_FAULTS: tuple[EngineFault, ...] = (
     fault("temperature-ignored", "parameters", asked_otherwise(
         lambda one: one if one.params.greedy else replace(one, params=replace(one.params, temperature=1.0))
     ), "the temperature reaches one side only"),
+    fault("cold-is-greedy", "parameters", asked_otherwise(
+        lambda one: replace(one, params=replace(one.params, temperature=0.0)) if one.params.temperature <= 0.5 else one
+    ), "a low temperature is taken for greedy"),
+    fault("temperature-capped", "parameters", asked_otherwise(
+        lambda one: replace(one, params=replace(one.params, temperature=min(one.params.temperature, 1.0)))
+    ), "a temperature above 1 is cut to 1"),
     fault("top-k-ignored", "parameters", with_params(top_k=0), "top-k is dropped without a word"),
     fault("top-p-ignored", "parameters", with_params(top_p=1.0), "top-p is dropped without a word"),
     fault("penalty-ignored", "parameters", with_params(repetition_penalty=1.0), "the penalty is dropped without a word"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,8 +18,8 @@ HEALTHY = small_subject()
 PLAN = replace(SMALL_PLAN, parameter_tokens=96, seed=1, largest_undetected_shift_per_setting=1.0)
 
 
-def judged(subject):
-    return judge([run_check(parameters, subject, PLAN)], PLAN.false_fail_rate)[0][0]
+def judged(subject, plan=PLAN):
+    return judge([run_check(parameters, subject, plan)], plan.false_fail_rate)[0][0]
 
 
 @pytest.mark.parametrize("name", ["residual-from-target", "draft-noise-in-accept"])
@@ -31,3 +32,13 @@ def test_suspicion_of_one_setting_is_followed_until_it_is_settled(name):
     assert "e-process" in result.summary
     pooled = [test.num_samples for test in result.tests if test.p_value is not None]
     assert all(number < 1.5 * healthy.num_samples for number in pooled), pooled
+
+
+def test_the_number_of_tokens_that_it_names_is_enough():
+    plan = replace(PLAN, largest_undetected_shift_per_setting=0.5)
+    short = judged(HEALTHY, plan)
+    assert short.verdict is Verdict.INCONCLUSIVE
+    named = int(re.search(r"set parameter_tokens = (\d+) in the plan", short.summary)[1])
+    assert named > plan.parameter_tokens
+    enough = judged(HEALTHY, replace(plan, parameter_tokens=named))
+    assert enough.verdict is Verdict.PASS, enough.summary
