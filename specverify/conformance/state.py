@@ -25,7 +25,7 @@ _BATCHES = (1, 2, 3, 5, 8, 16, 40)
 """Requests handed over together: one, few, as many as there are slots, more."""
 _LENGTHS = (16, 5, 7, 1, 12, 3)
 _TEMPERATURES = (1.0, 0.3, 1.5)
-"""Of sampled rows: two that stand beside each other never have the same, so neither can do with the other's."""
+"""Of sampled requests in turn, so that none can do with its neighbour's."""
 _TURNS = 12
 _OVER = 8
 """Positions past the end of the context."""
