@@ -47,10 +47,15 @@ def test_mistakes_are_one_sentence(run: Run, arguments: tuple[str, ...], sentenc
     assert sentence in done.err
 
 
-def test_rank_names_a_loss(run: Run, tmp_path: Path) -> None:
-    """The embedded draft that costs more than it saves; its picture and record lie where they were asked for."""
+def test_rank_names_a_loss(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is seldom accepted, where its pass costs what the target's does; picture and record lie where they were asked for."""
+    from specverify.checks.cost import Costs
     from specverify.pairs import embedded
 
+    def as_dear(*_: object, most: int, **__: object) -> Costs:
+        return Costs(draft_ms=1.0, target_ms=dict.fromkeys(range(1, most + 1), 1.0))
+
+    monkeypatch.setattr("specverify.rank.measured_costs", as_dear)
     pair = embedded("embedded-poor")
     done = run(
         "rank",
