@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.checks.check import Check, derived_seed, reproduce
+from specverify.checks.counters import nothing_drafted
 from specverify.checks.evidence import e_process_test, support, suspicious, told_suspicion
 from specverify.checks.noise import MOST_OF_ENGINE, measured_noise
 from specverify.errors import SubjectError
@@ -88,6 +89,13 @@ class Seen:
     verdict: Verdict = Verdict.PASS
     """Of what was seen, if nothing is wrong."""
     measurements: dict[str, float | int | str] | None = None
+
+
+def if_drafted(seen: Seen, traces: Iterable[DecodeTrace]) -> Seen:
+    """Where the steps of `traces` say that nothing was drafted, nothing was shown of speculation: no PASS then."""
+    if seen.verdict is not Verdict.PASS or not nothing_drafted(traces):
+        return seen
+    return replace(seen, summary="nothing was drafted, so nothing was shown", verdict=Verdict.INCONCLUSIVE)
 
 
 def cell(cell_id: str, claim: str, look: Callable[[Asking], Seen]) -> Check:

@@ -28,7 +28,7 @@ from specverify.checks.evidence import (
 )
 from specverify.checks.lossless import lossless_rounds
 from specverify.checks.noise import MOST_OF_ENGINE
-from specverify.conformance.asking import Asking, Seen, cell
+from specverify.conformance.asking import Asking, Seen, cell, if_drafted
 from specverify.conformance.cells import certificate_of, held
 from specverify.conformance.laws import on_subject, require_off
 from specverify.conformance.told import drafting, vocabulary
@@ -109,7 +109,7 @@ def _look_at_greedy(scorer: _Scorer, asking: Asking) -> Seen:
         for at in np.flatnonzero(scored["gap"] > allowed)[:10]
     ]
     differing = sum(one.token_ids != other.token_ids for one, other in zip(on, alone, strict=True))
-    return Seen(
+    found = Seen(
         summary=f"{len(scored):,} tokens, {int((scored['gap'] > 0).sum())} not the first choice told, none further below it than "
         f"the engine's own noise ({allowed:.2g} logits); {differing} of {len(on)} texts differ from those without speculation",
         wrong=(*empty_texts(scored), *wrong),
@@ -119,6 +119,7 @@ def _look_at_greedy(scorer: _Scorer, asking: Asking) -> Seen:
         advice="compare what the engine verifies at temperature 0 with its own first choices",
         verdict=Verdict.PASS if len(scored) else Verdict.INCONCLUSIVE,
     )
+    return if_drafted(found, on)
 
 
 # ---------------------------------------------------------------------------------------------------------------- law
@@ -148,7 +149,7 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
     detectable, wanted = detectable_shift(len(fixed), plan), plan.largest_undetected_shift
     enough = detectable <= wanted
     smallest = min((test.p_value for test in tests if test.p_value is not None), default=math.nan)
-    return Seen(
+    found = Seen(
         summary=f"{len(scored):,} tokens of {len(asking.subject.prompts)} prompts: evidence against the told laws "
         f"10^{law.log10_e or 0.0:.1f} to 1, smallest p-value {smallest:.2g}"
         + ("" if enough else f"; too few: a shift of the mean law below {detectable:.2g} would go unseen"),
@@ -165,6 +166,7 @@ def _look_at_law(scorer: _Scorer, asking: Asking) -> Seen:
             "share_in_the_atom": float(np.mean(scored["in_atom"])),
         },
     )
+    return if_drafted(found, scored.traces)
 
 
 # --------------------------------------------------------------------------------------------------------------- run

@@ -32,7 +32,7 @@ from specverify.checks.two_arms import (
     controls,
     pairs_of,
 )
-from specverify.conformance.asking import Asking, Seen, cell
+from specverify.conformance.asking import Asking, Seen, cell, if_drafted
 from specverify.conformance.cells import certificate_of, held
 from specverify.conformance.laws import on_subject, require_off
 from specverify.conformance.told import drafting, vocabulary
@@ -198,7 +198,7 @@ def _look_at_greedy(asking: Asking) -> Seen:
     tokens = sum(len(trace.token_ids) for trace in on)
     summary = f"{len(places)} of {len(on)} texts ({tokens:,} tokens) differ from those without speculation"
     if not places:
-        return Seen(
+        same = Seen(
             summary=summary,
             num_samples=len(on),
             sample_unit="texts",
@@ -206,6 +206,7 @@ def _look_at_greedy(asking: Asking) -> Seen:
             effect_unit="share of texts",
             verdict=Verdict.PASS if tokens else Verdict.INCONCLUSIVE,
         )
+        return if_drafted(same, on)
     ended = [
         Finding(text=f"the text is over after {place.position} tokens in one arm and goes on in the other", place=place.trace.request.id)
         for place in places if place.ended
@@ -225,7 +226,7 @@ def _look_at_greedy(asking: Asking) -> Seen:
     )
     enough = num_known == len(places) - len(ended)
     detectable = max(smallest, default=math.nan)
-    return Seen(
+    seen = Seen(
         summary=f"{summary}; "
         + (
             f"each could be a near tie, of ids at most {_ALLOWED_GAP:g} logits apart"
@@ -242,6 +243,7 @@ def _look_at_greedy(asking: Asking) -> Seen:
         advice="compare what the engine verifies at temperature 0 with its own first choices",
         verdict=Verdict.PASS if enough else Verdict.INCONCLUSIVE,
     )
+    return if_drafted(seen, on)
 
 
 def _drawn(asking: Asking, place: _Place) -> tuple[int, int]:

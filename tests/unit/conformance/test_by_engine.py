@@ -120,6 +120,12 @@ def test_pit_of_coarse_laws_is_uniform_for_a_sound_sampler_alone():
         assert bool(worst > 1e-3) == sound, worst
 
 
+@pytest.mark.parametrize("name", ["greedy", "lossless"])
+def test_where_nothing_is_drafted_nothing_is_shown(name):
+    found = verdicts(run("nothing-drafted", only=(name,)))
+    assert found == {f"off/{name}": Verdict.PASS, name: Verdict.INCONCLUSIVE}
+
+
 def test_fault_ratios_average_to_one_over_the_cells():
     """So no bet on them can be won against a sound engine."""
     engine = fake_engine()

@@ -116,6 +116,13 @@ def test_too_few_texts_are_no_answer():
     assert "raise lossless_tokens in the plan" in result.summary
 
 
+@pytest.mark.parametrize("name", ["greedy", "lossless"])
+def test_where_nothing_is_drafted_nothing_is_shown(name):
+    result = only(name, planted("nothing-drafted"))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "nothing was drafted" in result.summary
+
+
 def test_arms_without_speculation_that_differ_are_in_doubt():
     """Nothing is then said about speculation."""
     drifting = Around(
