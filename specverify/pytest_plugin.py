@@ -13,8 +13,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import secrets
+import shlex
 import warnings
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,8 +141,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not str(marker.kwargs.get("reason", "")).strip():
                 msg = f"{item.nodeid}: the marker {marker.name} needs reason='…'"
                 raise pytest.UsageError(msg)
+        for name in (name for marker in item.iter_markers("specverify_needs") for name in marker.args):
+            _require_known(item, name)
     if file := config.getoption("specverify_xfails"):
         _mark_known_failures(_known_failures(Path(file)), items, quiet=_worker(config) not in {"", "gw0"})
+
+
+def _require_known(item: pytest.Item, name: object) -> None:
+    """A misspelt capability would skip its test for ever. Raises `UsageError` with the nearest name."""
+    from specverify.engines import Capability  # noqa: PLC0415 - as above
+
+    known = [*map(str, Capability)]
+    if name not in known:
+        near = get_close_matches(str(name), known, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        msg = f"{item.nodeid}: the marker specverify_needs names no capability '{name}'; {hint}"
+        raise pytest.UsageError(msg)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -251,8 +268,24 @@ def _assertion(request: pytest.FixtureRequest, name: str, subject: Subject, engi
         plan=marked,
         ledger=ledger,
         record=lambda result: item.user_properties.append((PROPERTY, json.dumps(result))),
-        reproduce=f"pytest '{item.nodeid}' --specverify-seed {seed_of(item.config)}",
+        reproduce=_reproduce(item),
     )
+
+
+def _reproduce(item: pytest.Item) -> str:
+    """This test alone, from where pytest was started: of the same models and engine, with its share of the error budget."""
+    config = item.config
+    within = item.nodeid.partition("::")[2]
+    words = ["pytest", f"{os.path.relpath(item.path, config.invocation_params.dir)}::{within}"]
+    for name in ("target", "draft", "engine"):
+        if given := config.getoption(f"specverify_{name}"):
+            words += [f"--specverify-{name}", given]
+    for option in config.getoption("specverify_engine_option"):
+        words += ["--specverify-engine-option", option]
+    words += ["--specverify-seed", str(seed_of(config))]
+    if (share := config.stash[_SHARES][item.nodeid]) != DEFAULT_RATE:
+        words += ["--specverify-false-fail-rate", repr(share)]
+    return shlex.join(words)
 
 
 _LEDGER: pytest.StashKey[Any] = pytest.StashKey()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from specverify.pairs import embedded
 from specverify.pytest_assertion import subject_of_options
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +68,30 @@ def test_a_fault_fails_with_the_numbers_and_how_to_see_it_again(pytester: pytest
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*ClaimViolated: greedy FAIL: *", "*Reproduce: pytest 'test_*::test_greedy' --specverify-seed 17"]
+        ["*ClaimViolated: greedy FAIL: *", "*Reproduce: pytest test_*.py::test_greedy --specverify-seed 17"]
     )
     result.stdout.fnmatch_lines(["FAIL * greedy: *"])
+
+
+def test_the_command_that_it_names_asks_the_same_again(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the folder where pytest was started, of the models that were given, with that test's share of the budget."""
+    pair = embedded()
+    pytester.makepyfile(BROKEN + "\n\ndef test_other(assert_lossless): pass\n")
+    monkeypatch.chdir(pytester.mkdir("below it"))
+    file = next(pytester.path.glob("test_*.py"))
+    models = ("--specverify-target", str(pair.target), "--specverify-draft", str(pair.draft))
+    result = pytester.runpytest_inprocess(*PLUGIN, f"../{file.name}", *models, "--specverify-seed", "3")
+    said = next(line for line in result.outlines if "Reproduce: " in line).partition("Reproduce: ")[2]
+    _, first, *others = shlex.split(said)
+    assert first == f"../{file.name}::test_greedy"
+    assert others == [*models, "--specverify-seed", "3", "--specverify-false-fail-rate", repr(5e-7)]
+    again = pytester.runpytest_inprocess(*PLUGIN, first, *others)
+    again.assert_outcomes(failed=1)
+    assert [line for line in again.outlines if "ClaimViolated" in line] == [
+        line for line in result.outlines if "ClaimViolated" in line
+    ]
 
 
 def test_too_little_evidence_is_no_pass(pytester: pytest.Pytester) -> None:
@@ -183,6 +206,12 @@ def test_markers_give_their_reasons(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess(*PLUGIN)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*specverify_needs needs reason='*'"])
+    pytester.makepyfile("import pytest\n\n@pytest.mark.specverify_needs('step', reason='x')\ndef test_x(): pass\n")
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*test_x: the marker specverify_needs names no capability 'step'; did you mean 'steps'[?]"]
+    )
 
 
 @pytest.mark.parametrize(
