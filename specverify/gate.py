@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reason", "Refusal", "about_an_engine", "differing_files", "disagreements", "foreseen", "unmet"]
 
+_IN_DOMAIN = "expected_acceptance_in_"
 _MUST_BE_ZERO = {
     "compatibility": "num_emittable_differing_ids",
     "boundary": "num_mismatches",
@@ -243,16 +244,24 @@ def _about_the_evidence(policy: Policy, by_id: Mapping[str, CheckResult]) -> Ite
             else "nothing"
         )
         yield f"the smallest shift that lossless sees is {seen}, {shift:g} is wanted"
-    for check_id, key, wanted_at_least in (
-        ("acceptance", "expected_acceptance_low", policy.minimum_acceptance),
-        ("cost", "measured_speedup_low", policy.minimum_speedup),
+    for check_id, key, what, wanted_at_least in (
+        ("acceptance", "expected_acceptance_low", "the lower end of acceptance", policy.minimum_acceptance),
+        ("cost", "measured_speedup_low", "the lower end of the speed-up", policy.minimum_speedup),
         *(
-            ("acceptance", f"expected_acceptance_in_{name}", each.minimum_acceptance)
+            ("acceptance", f"{_IN_DOMAIN}{name}", f"acceptance in the domain '{name}'", each.minimum_acceptance)
             for name, each in policy.domains.items()
         ),
     ):
-        if wanted_at_least and not (found := _figure(by_id, check_id, key)) >= wanted_at_least:
-            yield f"{key} is {'not known' if math.isnan(found) else f'{found:.3g}'}, {wanted_at_least:g} is wanted"
+        found = _figure(by_id, check_id, key)
+        if not wanted_at_least or found >= wanted_at_least:
+            continue
+        seen = "not known" if math.isnan(found) else f"{found:.3g}"
+        if math.isnan(found) and key.startswith(_IN_DOMAIN) and check_id in by_id:
+            measured = [
+                name.removeprefix(_IN_DOMAIN) for name in by_id[check_id].measurements if name.startswith(_IN_DOMAIN)
+            ]
+            seen += f", for no prompt that was measured has it (there were: {', '.join(measured) or 'none'})"
+        yield f"{what} is {seen}, {wanted_at_least:g} is wanted"
     flips = _figure(by_id, "greedy", "num_tolerated_flips")
     if policy.maximum_tolerated_flips is not None and not flips <= policy.maximum_tolerated_flips:
         yield f"{flips:g} near ties went the other way at temperature 0, {policy.maximum_tolerated_flips} are allowed"

@@ -94,7 +94,10 @@ def _digests(folders: Mapping[str, Path], watch: Watch) -> dict[str, dict[str, s
 
     return {
         role: file_digests(
-            folder, [file for file in model_files(folder) if file.exists()], watch=watch, stage=f"{role}, MiB"
+            folder,
+            [file for file in model_files(folder) if file.exists()],
+            watch=watch,
+            stage=f"hashing the {role}, in MiB",
         )
         for role, folder in folders.items()
     }

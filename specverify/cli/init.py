@@ -12,7 +12,7 @@ from specverify.cli import options  # noqa: TC001 - typer reads the annotations
 
 __all__ = ["init"]
 
-Where = Annotated[Path, typer.Argument(metavar="[FILE.toml]", help="Where it goes.  [default: specverify.toml]")]
+Where = Annotated[Path, typer.Argument(metavar="[FILE.toml]", help="Where it goes.")]
 Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a policy, and write nothing.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 

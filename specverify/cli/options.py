@@ -24,9 +24,7 @@ Drafter = Annotated[
         metavar="NAME", help="Where drafts come from: model, prompt-lookup; with another tokenizer: shared-ids, text."
     ),
 ]
-RuleName = Annotated[
-    str, Option("--rule", metavar="NAME", help="Acceptance rule; an unknown name lists them.  [default: chain]")
-]
+RuleName = Annotated[str, Option("--rule", metavar="NAME", help="Acceptance rule; an unknown name lists them.")]
 Branching = Annotated[
     str | None,
     Option(metavar="N,N,…", help="Children of each node by depth, for a rule over trees.  [default: 3,2,1]"),

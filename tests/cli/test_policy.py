@@ -99,12 +99,12 @@ def test_a_policy_that_is_not_met(run: Run, fakes: Callable[..., FakeChecks], tm
     outcome = run("certify", "--policy", wanted, "--out", "here")
     assert outcome.code == 1
     assert outcome.out.splitlines()[-3] == "policy p.toml: not met"
-    assert "measured_speedup_low is not known, 1.5 is wanted" in outcome.out
+    assert "the lower end of the speed-up is not known, 1.5 is wanted" in outcome.out
     as_json = run("certify", "--policy", wanted, "--out", "here", "--json")
     assert (as_json.code, as_json.record["verdict"]) == (1, "PASS")
     assert "1.5 is wanted" in as_json.err
     gated = run("gate", "here/certificate.json", "--pair", "embedded", "--policy", wanted)
-    assert "measured_speedup_low is not known, 1.5 is wanted" in gated.out
+    assert "the lower end of the speed-up is not known, 1.5 is wanted" in gated.out
 
 
 def test_undecided_is_for_the_policy_to_tolerate(run: Run, fakes: Callable[..., FakeChecks], tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_policy_holds_for_every_cell_of_a_matrix(run: Run, fakes: Callable[...
     policy(tmp_path, "minimum_acceptance = 0.7\nminimum_samples = { lossless = 9_500 }")
     outcome = run("certify", "--matrix", written(tmp_path), "--policy", "p.toml", "--out", "here")
     assert outcome.code == 1, outcome.err
-    assert outcome.out.count("expected_acceptance_low is not known, 0.7 is wanted") == 4
+    assert outcome.out.count("the lower end of acceptance is not known, 0.7 is wanted") == 4
     cells = json.loads((tmp_path / "here" / "matrix.json").read_text())["cells"]
     assert all(len(cell["policy"]) == 2 for cell in cells)
     certificates = [read_certificate(each) for each in (tmp_path / "here").glob("*/certificate.json")]

@@ -138,15 +138,21 @@ def test_every_changed_added_and_missing_file_is_named() -> None:
         (Policy(devices=("cuda",)), "the device is cpu"),
         (Policy(dtypes=("bfloat16",)), "float32"),
         (Policy(engines=("vllm",)), "engine"),
-        (Policy(minimum_acceptance=0.69), "expected_acceptance_low is 0.68"),
-        (Policy(minimum_speedup=1.2), "measured_speedup_low is 1.1"),
+        (Policy(minimum_acceptance=0.69), "the lower end of acceptance is 0.68, 0.69 is wanted"),
+        (Policy(minimum_speedup=1.2), "the lower end of the speed-up is 1.1"),
         (Policy(maximum_tolerated_flips=2), "3 near ties"),
         (Policy(maximum_false_fail_rate=1e-7), "error budget"),
         (Policy(largest_undetected_shift=0.01), "0.04"),
         (Policy(minimum_prompts=100), "64 prompts"),
         (Policy(minimum_samples={"lossless": 8000}), "7,000 samples"),
-        (Policy(domains={"code": DomainPolicy(minimum_acceptance=0.65)}), "expected_acceptance_in_code is 0.6"),
-        (Policy(domains={"law": DomainPolicy(minimum_acceptance=0.1)}), "expected_acceptance_in_law is not known"),
+        (
+            Policy(domains={"code": DomainPolicy(minimum_acceptance=0.65)}),
+            "acceptance in the domain 'code' is 0.6, 0.65 is wanted",
+        ),
+        (
+            Policy(domains={"law": DomainPolicy(minimum_acceptance=0.1)}),
+            "acceptance in the domain 'law' is not known, for no prompt that was measured has it (there were: code), 0.1 is wanted",
+        ),
     ],
 )
 def test_policy_is_kept(policy: Policy, said: str) -> None:
