@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx2
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "HttpEngine", "json_of", "make_client"]
 
+_Asked = TypeVar("_Asked")
+_Answered = TypeVar("_Answered")
 _MOST_STARTS = 12
 """Of one server, after which its deaths have been seen often enough."""
 _DYING_S = 10.0
@@ -122,12 +124,17 @@ class HttpEngine:
         for endpoint in (self.on, self.off):
             if endpoint and any(self._endpoint(request) is endpoint for request in requests):
                 endpoint.stand()
+        for answers in self._side_by_side(self._answered, asks):
+            yield from answers
+
+    def _side_by_side(self, call: Callable[[_Asked], _Answered], each: Sequence[_Asked]) -> Iterator[_Answered]:
+        """Answers in order, of up to `concurrency` calls at once; an interrupt doesn't wait for one that is late."""
         pool = ThreadPoolExecutor(max_workers=self.concurrency)
         try:
-            for future in [pool.submit(self._answered, ask) for ask in asks]:
-                yield from future.result()
+            for future in [pool.submit(call, one) for one in each]:
+                yield future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt doesn't wait for an answer that is late
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def tell(self, request: DecodeRequest, *, stream: bool = False, schema: str = "") -> Told:
         """The first sample of a request as the server writes it, whole or put together from its events."""
@@ -153,8 +160,7 @@ class HttpEngine:
         """What the server without speculation says of texts, up to `concurrency` of them side by side."""
         for endpoint in {id(each): each for each in (self._endpoint(_off(trace.request)) for trace in traces)}.values():
             endpoint.stand()
-        with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
-            yield from pool.map(partial(self._laws_of, top=top), traces)
+        yield from self._side_by_side(partial(self._laws_of, top=top), traces)
 
     def _laws_of(self, trace: DecodeTrace, *, top: int) -> list[dict[int, float]]:
         ask = next(iter(self._asks(_off(trace.request))))

@@ -18,13 +18,14 @@ from specverify.engines.dialect import DIALECTS
 from specverify.engines.http_engine import Endpoint, HttpEngine, make_client
 from specverify.engines.llamacpp_server import NGRAMS, ServerSettings
 from specverify.engines.options import Options, json_object
-from specverify.engines.server import LOOPBACK, free_port, log_folder, serving
+from specverify.engines.server import LOOPBACK, free_port, log_folder, serving, starts_of
 from specverify.errors import PairError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from specverify.engines import EngineSettings
+    from specverify.engines.server import Server
 
 __all__ = ["MODES", "opened"]
 
@@ -73,7 +74,7 @@ def opened(settings: EngineSettings, *, say: Callable[[str], None] = lambda _: N
         arms = {}
         for arm in ("on", "off"):
             server = _server_settings(settings, options, free_port(), speculate=arm == "on")
-            arms[arm] = stack.enter_context(_endpoint(server, options, logs / f"llamacpp-{arm}.log", arm, say))
+            arms[arm] = stack.enter_context(_endpoint(server, options, logs, arm, say))
         yield HttpEngine(
             dialect=DIALECTS["llamacpp"],
             on=arms["on"],
@@ -88,28 +89,24 @@ def opened(settings: EngineSettings, *, say: Callable[[str], None] = lambda _: N
 
 @contextlib.contextmanager
 def _endpoint(
-    server: ServerSettings, options: Mapping[str, str], log: Path, arm: str, say: Callable[[str], None]
+    server: ServerSettings, options: Mapping[str, str], logs: Path, arm: str, say: Callable[[str], None]
 ) -> Iterator[Endpoint]:
     url = f"http://{LOOPBACK}:{server.port}"
-    module = "specverify.engines.llamacpp_server"
-    started = serving(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            server.write(),
-        ],  # -P: this package, not one of the folder that we stand in
-        port=server.port,
-        health_url=f"{url}/health",
-        log_path=log,
-        timeout_s=float(options["start_timeout_s"]),
-        say=say,
-        name=f"llama.cpp ({arm})",
-        environment={"PYTHONPATH": _import_path()},
-    )
-    with started as process, make_client(url, timeout_s=float(options["timeout_s"])) as client:
-        yield Endpoint(client=client, url=url, server=process)
+    # -P: this package, not one of the folder that we stand in
+    command = [sys.executable, "-P", "-m", "specverify.engines.llamacpp_server", server.write()]
+
+    def serve(number: int) -> contextlib.AbstractContextManager[Server]:
+        return serving(
+            command, port=server.port, health_url=f"{url}/health", say=say, name=f"llama.cpp ({arm})",
+            log_path=logs / f"llamacpp-{arm}{f'-{number}' if number > 1 else ''}.log",
+            timeout_s=float(options["start_timeout_s"]), environment={"PYTHONPATH": _import_path()},
+        )  # fmt: skip
+
+    with contextlib.ExitStack() as stack:
+        start = starts_of(stack, serve)
+        process = start()
+        client = stack.enter_context(make_client(url, timeout_s=float(options["timeout_s"])))
+        yield Endpoint(client=client, url=url, server=process, start_again=start)
 
 
 def _import_path() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ import httpx2
 from specverify.engines.dialect import DIALECTS, part
 from specverify.engines.http_engine import Endpoint, HttpEngine, json_of, make_client
 from specverify.engines.options import Options, json_object
-from specverify.engines.server import API_KEY, LOOPBACK, free_port, log_folder, serving
+from specverify.engines.server import API_KEY, LOOPBACK, free_port, log_folder, serving, starts_of
 from specverify.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -123,21 +122,16 @@ def _endpoint(
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
         folder = stack.enter_context(log_folder(options["log_dir"]))
-        running, words = stack.enter_context(contextlib.ExitStack()), _filled(command, settings, port)
-        numbers = itertools.count(1)
+        words = _filled(command, settings, port)
 
-        def start() -> Server:
-            """On the same port, once what is left of the one before has ended; each with a log of its own."""
-            running.close()
-            number = next(numbers)
-            name = f"server-{arm}{f'-{number}' if number > 1 else ''}.log"
-            wait = float(options["start_timeout_s"])
-            started = serving(
-                words, port=port, health_url=f"{url}/health", log_path=folder / name, timeout_s=wait, say=say,
-                name=f"{dialect.name} ({arm})",
+        def serve(number: int) -> contextlib.AbstractContextManager[Server]:
+            return serving(
+                words, port=port, health_url=f"{url}/health", say=say, name=f"{dialect.name} ({arm})",
+                log_path=folder / f"server-{arm}{f'-{number}' if number > 1 else ''}.log",
+                timeout_s=float(options["start_timeout_s"]),
             )  # fmt: skip
-            return running.enter_context(started)
 
+        start = starts_of(stack, serve)
         server = start()
     client = stack.enter_context(make_client(url, timeout_s=float(options["timeout_s"])))
     try:

@@ -8,6 +8,7 @@ zombie, no other process can have got its number.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -39,6 +40,7 @@ __all__ = [
     "redacted",
     "serving",
     "signal_group",
+    "starts_of",
     "terminable",
 ]
 
@@ -169,6 +171,22 @@ def serving(
             yield server
         finally:
             _end(server.process)
+
+
+def starts_of(
+    stack: contextlib.ExitStack, serve: Callable[[int], contextlib.AbstractContextManager[Server]]
+) -> Callable[[], Server]:
+    """What starts a server, and starts it again once what is left of the one before has ended; the last ends with the stack.
+
+    `serve` is given the number of the start, from 1, so that each has a log of its own.
+    """
+    running, numbers = stack.enter_context(contextlib.ExitStack()), itertools.count(1)
+
+    def start() -> Server:
+        running.close()
+        return running.enter_context(serve(next(numbers)))
+
+    return start
 
 
 def _require_free(port: int) -> None:

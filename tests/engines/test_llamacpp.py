@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -310,3 +311,17 @@ def test_one_law_of_the_first_tokens_is_the_other(tmp_path):
     target, draft = models.target.model, models.draft.model
     assert min(marginals(drawn(target), target, temperature=1, eos=EOS, most=2)) > 1e-4
     assert max(marginals(drawn(draft), target, temperature=1, eos=EOS, most=2)) < 1e-6
+
+
+def test_a_server_that_ended_is_started_again_with_a_log_of_its_own(pair, tmp_path):
+    """What one request has killed decides nothing about the next."""
+    from specverify.engines.llamacpp import opened
+
+    with opened(settings_of(pair, log_dir=str(tmp_path))) as engine:
+        before = ids_of(engine, SAMPLED, speculation=True, num_samples=1)
+        engine.on.server.process.kill()
+        while engine.on.server.running:
+            time.sleep(0.05)
+        assert ids_of(engine, SAMPLED, speculation=True, num_samples=1) == before
+        assert engine.on.starts == 2
+    assert {file.name for file in tmp_path.iterdir()} >= {"llamacpp-on.log", "llamacpp-on-2.log", "llamacpp-off.log"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,3 +260,28 @@ def test_vllm_tells_its_own_laws_of_texts_without_speculation():
         assert Capability.PROMPT_LOGPROBS not in engine.capabilities
         with pytest.raises(PlanError, match="sglang is not known to tell"):
             list(engine.prompt_logprobs(traces, top=4))
+
+
+def test_an_interrupt_waits_for_no_answer_that_is_late():
+    """Of texts that are told as of texts that are asked."""
+    let_go, waited = threading.Event(), []
+
+    def answer(_, body):
+        if body["prompt"][:2] == [2, 2]:
+            waited.append(let_go.wait(5))
+        told = [None, *({str(token): {"logprob": -1.0}} for token in body["prompt"][1:])]
+        return 200, answer_of("vllm", [7, 5], "length") if body["max_tokens"] > 1 else {
+            "choices": [{"prompt_logprobs": told}]
+        }
+
+    with faking(answer) as fake, opened(settings_of(fake, "vllm", off_url=fake.url)) as engine:
+        (text,) = engine.decode([request_of()])
+        late = replace(text, request=replace(text.request, prompt_ids=(2, 2)))
+        for answers in (
+            engine.prompt_logprobs([text, late], top=1),
+            engine.decode([text.request, replace(late.request, id="late")]),
+        ):
+            next(answers)
+            answers.close()
+            assert waited == []
+        let_go.set()
