@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 MAIN_JOB = "pip install -c constraints.txt . && specverify certify"
 TEST_COMMAND = "pip install tox && tox"
 MAX_LINES = 400
+FRAGMENT = re.compile(r"(\d+|\+\w+)\.(feature|bugfix|doc|removal|misc)(\.\d+)?\.md")
 KEY = re.compile(r"[A-Z][A-Za-z]+(?:19|20)\d\d")
 CITATION = re.compile(rf"\[({KEY.pattern}\b[^\]\n]*)\]")
 
@@ -202,6 +203,14 @@ def test_each_ignored_rule_has_its_reason() -> None:
     rules = re.findall(r"^\s*\"[A-Z]+\d*\",?(.*)$", section.group(), re.MULTILINE)
     assert rules
     assert [rule for rule in rules if not re.match(r"\s*# \w+", rule)] == []
+
+
+def test_each_changelog_fragment_is_of_a_kind_that_towncrier_reads(texts: dict[str, str]) -> None:
+    """It passes over any other without a word."""
+    names = [Path(path).name for path in texts if path.startswith("changelog.d/") and path.endswith(".md")]
+    assert [name for name in names if not FRAGMENT.fullmatch(name)] == []
+    assert not FRAGMENT.fullmatch("8.fix.md")
+    assert len(names) > 50
 
 
 def test_each_suppression_in_code_has_its_reason(texts: dict[str, str]) -> None:
