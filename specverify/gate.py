@@ -47,7 +47,7 @@ class Reason(StrEnum):
     FILES = "files"
     """What is about to be served is not what was certified."""
     VERDICT = "verdict"
-    """The certificate does not let the pair out."""
+    """The certificate lets no pair out, whatever the policy."""
     POLICY = "policy"
     """It does, but not to this policy."""
 
@@ -148,8 +148,22 @@ def _impossible_pass(result: CheckResult, certificate: Certificate) -> Iterator[
 # ---------------------------------------------------------------------------------------------- the files
 
 
-def differing_files(role: str, certified: ModelFingerprint | None, found: Mapping[str, str]) -> Iterator[str]:
-    """Every file that was changed, added or taken away since; `found` are the digests of what is about to be served."""
+def differing_files(certificate: Certificate, found: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Every file that was changed, added or taken away since; `found` are the digests of what is about to be served, by role."""
+    models = {"target": certificate.target, "draft": certificate.draft}
+    files = {role: model.files for role, model in models.items() if model is not None}
+    exchanged = dict(zip(files, reversed(files.values()), strict=True))
+    if len(files) == 2 and found == exchanged != files:
+        yield "TARGET and DRAFT are the wrong way round: each is what was certified as the other"
+        return
+    for role, model in models.items():
+        if role in found:
+            yield from _differing(role, model, found[role])
+        elif model is not None:
+            yield f"a {role} was certified ({model.name}); give it too"
+
+
+def _differing(role: str, certified: ModelFingerprint | None, found: Mapping[str, str]) -> Iterator[str]:
     if certified is None:
         yield f"a {role} is about to be served, but none was certified"
         return
@@ -182,12 +196,12 @@ def unmet(certificate: Certificate, policy: Policy, *, now: datetime | None = No
     for name in dict.fromkeys((*NEEDED, *policy.required_checks)):
         if name not in by_id or by_id[name].verdict is Verdict.NOT_RUN:
             yield _policy(f"{name} is required and did not run")
-    yield from map(_policy, _about_the_run(certificate, policy, now or datetime.now(UTC)))
+    yield from _about_the_age(certificate.created, policy.maximum_age_days, now or datetime.now(UTC))
+    yield from map(_policy, _about_the_run(certificate, policy))
     yield from map(_policy, _about_the_evidence(policy, by_id))
 
 
-def _about_the_run(certificate: Certificate, policy: Policy, now: datetime) -> Iterator[str]:
-    yield from _about_the_age(certificate.created, policy.maximum_age_days, now)
+def _about_the_run(certificate: Certificate, policy: Policy) -> Iterator[str]:
     yield from foreseen(
         policy,
         certificate.environment,
@@ -219,15 +233,15 @@ def foreseen(
         yield f"it is made from {num_prompts} prompts, {policy.minimum_prompts} are wanted"
 
 
-def _about_the_age(created: str, allowed: float | None, now: datetime) -> Iterator[str]:
+def _about_the_age(created: str, allowed: float | None, now: datetime) -> Iterator[Refusal]:
     try:
         age_days = (now - datetime.fromisoformat(created)).total_seconds() / 86_400
     except (ValueError, TypeError):
         age_days = math.nan
-    if allowed is not None and not age_days <= allowed:
-        yield f"it was made {age_days:.1f} days ago, {allowed:g} are allowed"
     if not age_days > -1:  # a clock may be an hour off, not a day
-        yield f"it claims to have been made at {created}, which is no time before now"
+        yield _verdict(f"it claims to have been made at {created}, which is no time before now")
+    elif allowed is not None and age_days > allowed:
+        yield _policy(f"it was made {age_days:.1f} days ago, {allowed:g} are allowed")
 
 
 def _about_the_evidence(policy: Policy, by_id: Mapping[str, CheckResult]) -> Iterator[str]:

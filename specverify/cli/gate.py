@@ -110,14 +110,7 @@ def _refusals(
 
     tampered = [*contradicted, *disagreements(certificate)]
     refusals = [Refusal(reason=Reason.TAMPERED, text=text) for text in tampered]
-    models = {"target": certificate.target, "draft": certificate.draft}
-    for role, model in models.items():
-        if role in digests:
-            refusals += [
-                Refusal(reason=Reason.FILES, text=text) for text in differing_files(role, model, digests[role])
-            ]
-        elif model is not None:
-            refusals.append(Refusal(reason=Reason.FILES, text=f"a {role} was certified ({model.name}); give it too"))
+    refusals += [Refusal(reason=Reason.FILES, text=text) for text in differing_files(certificate, digests)]
     return [*refusals, *unmet(certificate, policy)]
 
 

@@ -117,16 +117,29 @@ def test_a_failed_check_can_not_be_called_passed() -> None:
 
 def test_every_changed_added_and_missing_file_is_named() -> None:
     """And a model that was not certified, or not from files."""
+    served = {"target": GOOD.target.files, "draft": GOOD.draft.files}
+    assert not list(differing_files(GOOD, served))
     files = dict(GOOD.target.files)
-    assert not list(differing_files("target", GOOD.target, files))
     files["config.json"] = "0" * 64
     files["extra.py"] = files.pop("tokenizer.json")
-    said = list(differing_files("target", GOOD.target, files))
+    said = list(differing_files(GOOD, {**served, "target": files}))
     assert [text.split(" (")[0] for text in said] == [
         "target: config.json was changed", "target: extra.py was added", "target: tokenizer.json is missing"
     ]  # fmt: skip
-    assert "none was certified" in next(differing_files("draft", None, files))
-    assert "in memory" in next(differing_files("target", replace(GOOD.target, files={}), files))
+    assert "none was certified" in next(differing_files(replace(GOOD, draft=None), served))
+    assert "give it too" in next(differing_files(GOOD, {"target": GOOD.target.files}))
+    assert "in memory" in next(differing_files(replace(GOOD, target=replace(GOOD.target, files={})), served))
+
+
+def test_target_and_draft_the_wrong_way_round_is_one_reason() -> None:
+    """Not every file of both; a pair of one model with itself has no wrong way."""
+    served = {"target": GOOD.draft.files, "draft": GOOD.target.files}
+    assert list(differing_files(GOOD, served)) == [
+        "TARGET and DRAFT are the wrong way round: each is what was certified as the other"
+    ]
+    alike = replace(GOOD, draft=GOOD.target)
+    assert not list(differing_files(alike, {"target": GOOD.target.files, "draft": GOOD.target.files}))
+    assert len(list(differing_files(GOOD, {**served, "draft": {**GOOD.target.files, "new.py": "0" * 64}}))) > 2
 
 
 @pytest.mark.parametrize(
@@ -181,7 +194,9 @@ def test_demonstrations_parts_remote_code_and_tomorrow() -> None:
         (replace(GOOD, created=(datetime.now(UTC) + timedelta(days=9)).isoformat()), "no time before now"),
         (replace(GOOD, created="yesterday"), "no time before now"),
     ):  # fmt: skip
-        assert said in " ".join(each.text for each in unmet(made, Policy()))
+        (refusal,) = unmet(made, Policy(maximum_age_days=30))
+        assert said in refusal.text
+        assert refusal.reason is (Reason.POLICY if "code" in said else Reason.VERDICT)
 
 
 def test_the_gate_loads_neither_torch_nor_transformers() -> None:
