@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `golden` holds a pair against its golden inside a test suite. Load it with `-p specverify.pytest_golden`.
+"""The part of the pytest plugin with the fixture `golden`, which holds a pair against its golden inside a test suite.
 
     def test_the_pair_says_what_it_said(golden):
         golden("mine", target="models/target", draft="models/draft")

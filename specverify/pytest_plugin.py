@@ -10,7 +10,6 @@ collection, so all xdist workers agree), and its k-th assertion spends 2^-k of t
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from specverify.pytest_assertion import Assertion
     from specverify.subject import Subject
 
-pytest_plugins = ["specverify.pytest_golden"] if importlib.util.find_spec("specverify.pytest_golden") else []
+pytest_plugins = ["specverify.pytest_golden"]
 
 ASSERTIONS = {"assert_lossless": "lossless", "assert_greedy_exact": "greedy"}
 """The check behind each fixture."""

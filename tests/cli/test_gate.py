@@ -46,7 +46,9 @@ def test_another_draft_is_not(run: Run, certificate: Path) -> None:
     reasons = run("gate", certificate, "--pair", "embedded-poor", "--json").json
     assert not reasons["open"]
     assert {each["reason"] for each in reasons["refusals"]} == {"files"}
-    assert "  files     TARGET and DRAFT are the wrong way round" in run("gate", certificate, PAIR.draft, PAIR.target).out
+    assert (
+        "  files     TARGET and DRAFT are the wrong way round" in run("gate", certificate, PAIR.draft, PAIR.target).out
+    )
 
 
 def test_a_copied_folder_is_the_same_and_an_edited_one_is_not(

@@ -19,7 +19,7 @@ import pytest
 def test_pair(golden, number):
     golden("tiny", target="pair/target", draft="pair/draft", prompts="prompts.jsonl")
 """
-OPTIONS = ("-p", "specverify.pytest_golden", "-p", "no:cacheprovider")
+OPTIONS = ("-p", "specverify.pytest_plugin", "-p", "no:cacheprovider")
 
 
 @pytest.fixture(autouse=True)
