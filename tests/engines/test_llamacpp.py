@@ -313,6 +313,7 @@ def test_one_law_of_the_first_tokens_is_the_other(tmp_path):
     assert max(marginals(drawn(draft), target, temperature=1, eos=EOS, most=2)) < 1e-6
 
 
+@with_server
 def test_a_server_that_ended_is_started_again_with_a_log_of_its_own(pair, tmp_path):
     """What one request has killed decides nothing about the next."""
     from specverify.engines.llamacpp import opened
