@@ -62,6 +62,8 @@ CERTIFICATES = {
     "wrong-type": (edited(lambda raw: record(raw).update(checks={"a": 1})), "checks: "),
     "verdict": (edited(lambda raw: record(raw).update(verdict="SURE")), "verdict: "),
     "repeated-key": (GOOD.replace('"_type"', '"_type": "x", "_type"', 1), "'_type' is there twice"),
+    "many-repeats": ("{" + ",".join(f'"{n}":0' for n in [*range(100_000), 99_999]) + "}", "'99999' is there twice"),
+    "open-strings": ('"\\' * 1_000_000, "not JSON"),
     "pickle": ("\x80\x04cos\nsystem\n", "not JSON"),
 }
 POLICIES = {
@@ -79,6 +81,13 @@ POLICIES = {
     "both": ("required_checks = ['cost']\ntolerated_inconclusive = ['cost']", "drop one"),
     "deep": (f"required_checks = {DEEP}", "nested more than 64 deep"),
     "large": ("#" * 2_000_000, "larger than 1 MiB"),
+    "hexadecimal": (f"minimum_prompts = 0x{'f' * 6000}", "more digits than any setting"),
+    "version": (f"versions = {{ torch = '>={BOMB}' }}", "no range such as"),
+    "date": ("engines = [1979-05-27]", "1979-05-27 is a date or a time"),
+    "dotted": ("a." * 100_000 + "a = 1", "nested more than 64 deep"),
+    "quoted-dots": ("\"a\" . 'b'." * 100_000 + "a = 1", "nested more than 64 deep"),
+    "unset-range": ("versions = { torch = '' }", "an empty text in versions"),
+    "unset-device": ("devices = ['cpu', ' ']", "an empty text in devices"),
 }
 PROMPTS = {
     "deep": ('{"text": ' + DEEP, "nested more than 64 deep"),
@@ -94,7 +103,8 @@ PROMPTS = {
 PLANS = {
     "deep": (f"only = {DEEP}", "nested more than 64 deep"),
     "large": ("#" * 2_000_000, "larger than 1 MiB"),
-    "date": ("seed = 1979-05-27", "not an integer"),
+    "date": ("seed = 1979-05-27", "1979-05-27 is a date or a time"),
+    "hexadecimal": (f"seed = 0x{'f' * 6000}", "more digits than any setting"),
     "huge-batch": ("batch_size = -5", "batch_size to -5"),
     "nan": ("minimum_speedup = nan", "minimum_speedup"),
 }
@@ -114,6 +124,7 @@ MATRICES = {
     "negative": ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = [-1]", "num_speculative_tokens to -1"),
     "escaping": ("targets = ['../../nowhere/t']\ndrafts = ['d']", "'../../nowhere/t' does not exist"),
     "rate": ("targets = ['t']\ndrafts = ['d']\nfalse_discovery_rate = nan", "between 0 and 1"),
+    "date": ("targets = [1979-05-27]\ndrafts = ['d']", "1979-05-27 is a date or a time"),
     "parameters": ("targets = ['t']\ndrafts = ['d']\nparameters.hot.temperature = 'high'", "params.temperature"),
 }
 ENGINE_OPTIONS = {
