@@ -273,6 +273,20 @@ def _config_of_a_list(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
 
 
+def _long_name(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
+
+
+def _hub_kernel(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"_attn_implementation": "somebody/kernel"}))
+
+
+def _wordy_eos(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+
+
 def _own_code(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}}
@@ -290,6 +304,9 @@ MODELS = {
     _config_is_a_folder: "config.json",
     _config_of_a_list: "does not hold a JSON object",
     _own_code: "--trust-remote-code",
+    _long_name: "file name too long; check the path",
+    _hub_kernel: "asks for code from the hub (_attn_implementation is 'somebody/kernel')",
+    _wordy_eos: "sets eos_token_id to 'x', which is no id",
 }
 
 
