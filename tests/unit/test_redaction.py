@@ -20,6 +20,18 @@ SECRET = "hunter2hunter2hunter2"
     [
         f"https://me:{SECRET}@host:8000/v1/completions",
         f"http://{SECRET}@host",
+        f"http://me:with@{SECRET}@host/v1",
+        f"http://me:with/{SECRET}@host/v1",
+        f"me:{SECRET}@host:8000/v1",
+        f"http://me:{'x' * 600}{SECRET}@host/v1",
+        f"https://host/v1?pass={SECRET}",
+        f"https://host/v1#accessToken={SECRET}",
+        f"specverify qualify openai --option api_key={SECRET}",
+        f"specverify qualify openai --option 'api_key={SECRET}'",
+        f"HF_TOKEN={SECRET} specverify certify",
+        f"ghs_{SECRET}",
+        f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{SECRET}",
+        "Authorization: Bearer " + SECRET[:7] + f" https://me:{SECRET}@host",
         f"https://host/v1?api_key={SECRET}&n=1",
         f"https://host/v1?n=1&X-Amz-Signature={SECRET}#a",
         f"Authorization: Bearer {SECRET}",
@@ -41,6 +53,8 @@ def test_secrets_go(text: str) -> None:
     [
         "12 tokens = 3 drafts; token=5 was emitted", "me@example.com", "https://host/v1?n=1", "specverify certify --num-speculative-tokens 5 --plan a.toml",
         "the target's basic tokenizer", "models/hf_small", "p = 0.05, key takeaways", "cuda: NVIDIA H200",
+        "http://127.0.0.1:8000/users/me@example.com", "write to me@example.com/x", "eos_token='</s>', pad_token: 0", "module:callable, os:getcwd",
+        "at 10:30 me@example.com", "specverify qualify transformers --option early_exit=2",
     ],
 )  # fmt: skip
 def test_nothing_else_goes(text: str) -> None:
