@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from specverify.model_files import model_files
 from specverify.pairs import embedded
 from specverify.statement import render_statement
 from tests.cli.test_bad_input import refused
@@ -328,6 +329,35 @@ def test_the_gate_hashes_nothing_outside_a_folder(run: Run, tmp_path: Path, spoi
     spoil(target)
     (tmp_path / "c.json").write_text(GOOD)
     refused(run("gate", "c.json", target, PAIR.draft, "--quiet"), MODELS[spoil], tmp_path / "none")
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "pipe"])
+def test_the_gate_waits_for_no_weights_without_an_end(run: Run, tmp_path: Path, place: str) -> None:
+    """A shard that is a pipe, or a link to a device, is a missing file."""
+    target = Path(shutil.copytree(PAIR.target, tmp_path / "t"))
+    (target / "model.safetensors").unlink()
+    (target / "model.safetensors.index.json").write_text('{"weight_map": {"a": "s.safetensors"}}')
+    if place == "pipe":
+        os.mkfifo(target / "s.safetensors")
+    else:
+        (target / "s.safetensors").symlink_to(place)
+    (tmp_path / "c.json").write_text(GOOD)
+    outcome = run("gate", "c.json", target, PAIR.draft)
+    assert outcome.code == 1
+    assert "target: model.safetensors is missing" in outcome.out
+
+
+def test_folders_a_thousand_deep_are_looked_through(tmp_path: Path) -> None:
+    """A model's folder may hold more of them than Python's own calls go deep."""
+    deep = [str(tmp_path)]
+    while len(deep) < 1_200:
+        deep.append(f"{deep[-1]}/a")
+        os.mkdir(deep[-1])  # noqa: PTH102 - pathlib is slow with such names
+    try:
+        assert model_files(tmp_path) == []
+    finally:
+        for each in reversed(deep[1:]):
+            os.rmdir(each)  # noqa: PTH106 - as above
 
 
 def test_a_name_in_a_certificate_opens_no_file(run: Run, tmp_path: Path) -> None:
