@@ -9,8 +9,9 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-__all__ = ["redacted", "without_secrets"]
+__all__ = ["is_address", "redacted", "without_secrets"]
 
 Record = TypeVar("Record")
 
@@ -45,6 +46,15 @@ def redacted(text: str) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def is_address(url: str) -> bool:
+    """Whether it is one of http: what is none is given to no client, whose error would repeat a part of a password."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number: a password with a slash in it
+        return False
 
 
 def without_secrets(record: Record) -> Record:

@@ -9,7 +9,7 @@ import pytest
 from specverify.cli.output import render
 from specverify.codec import dump
 from specverify.records import Finding
-from specverify.redaction import redacted, without_secrets
+from specverify.redaction import is_address, redacted, without_secrets
 from tests.unit.certificates import certificate_of, result_of
 
 SECRET = "hunter2hunter2hunter2"
@@ -60,6 +60,17 @@ def test_secrets_go(text: str) -> None:
 def test_nothing_else_goes(text: str) -> None:
     """The words of reports are full of tokens and keys."""
     assert redacted(text) == text
+
+
+def test_what_is_no_address_is_given_to_no_client() -> None:
+    """A client's error repeats what it takes for a port, and that is a part of the password."""
+    assert is_address("http://me:pw@127.0.0.1:8000/v1?n=1")
+    assert is_address("https://[::1]:80/")
+    assert not any(
+        map(
+            is_address, (f"http://me:{SECRET}/x@h:80/", "http://h:0x1f/", "http://[::1/", "http://", "ftp://h/", "h:80")
+        )
+    )
 
 
 def test_no_file_of_a_run_holds_a_secret() -> None:
