@@ -226,7 +226,10 @@ def http_fetch(url: str) -> Callable[[], str]:
                     if len(content) > _MOST_BYTES:
                         msg = f"{url} answers with more than {_MOST_BYTES // 2**20} MiB; that is no metrics page"
                         raise UsageError(msg)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.InvalidURL, ImportError, ValueError) as error:  # its text may hold a part of a password
+            msg = f"no client can be made for {url} ({type(error).__name__}); look at it, and at the proxies of the environment"
+            raise UsageError(msg) from error
+        except httpx2.HTTPError as error:
             msg = f"{url} can't be asked ({type(error).__name__}: {' '.join(str(error).split())[:120]}); is the server up?"
             raise UsageError(msg) from error
         return content.decode("utf-8", errors="replace")

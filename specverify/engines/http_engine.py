@@ -334,6 +334,6 @@ def make_client(url: str, *, timeout_s: float) -> httpx2.Client:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=urlsplit(url).hostname not in {LOOPBACK, "localhost", "::1"},
         )
-    except (httpx2.InvalidURL, ValueError) as error:
+    except (httpx2.InvalidURL, ImportError, ValueError) as error:  # a proxy of SOCKS wants a package
         msg = f"no client can be made for {url!r} ({type(error).__name__}); look at it, at the proxies of the environment and at {API_KEY}"
         raise PlanError(msg) from error

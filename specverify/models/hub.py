@@ -12,6 +12,7 @@ from urllib.request import getproxies
 import huggingface_hub.constants
 
 from specverify.errors import PairError
+from specverify.redaction import is_address
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,6 +26,9 @@ def require_hub(name: str) -> None:
     """Raise `PairError` within seconds where the hub can't be reached, which its own client tries for half a minute."""
     if huggingface_hub.constants.HF_HUB_OFFLINE or getproxies():  # the client knows at once, or goes another way
         return
+    if not is_address(huggingface_hub.constants.ENDPOINT):
+        msg = f"{name} is not a folder here, and HF_ENDPOINT is no address of a hub; mend it, or give a local folder"
+        raise PairError(msg)
     hub = urlsplit(huggingface_hub.constants.ENDPOINT)
     try:
         socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_TIMEOUT_S).close()
