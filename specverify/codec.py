@@ -16,6 +16,7 @@ import re
 import secrets
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -54,7 +55,10 @@ Record = TypeVar("Record")
 _MOST_BYTES = 256 * 1024 * 1024  # of any file that is read: a wrong path should be a sentence, not a full memory
 _MOST_SETTINGS_BYTES = 1024 * 1024  # of a plan or a policy: nobody writes more by hand
 _MOST_DEPTH = 64  # of brackets in JSON or TOML; ours has fewer than ten
-_BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*"|[\[\]{}]')  # what stands in a string opens nothing
+_BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|[\[\]{}]')  # what stands in a string opens nothing
+_DOTTED = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_DEPTH}}}"""
+)  # a key of TOML
 _NON_FINITE = re.compile(r"\\*(NaN|-?Infinity)")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBER_LIST = re.compile(r'\[\n(?:\s+(?:[-+.eE\d]+|"NaN"|"-?Infinity"),?\n)+\s*\]')
@@ -86,9 +90,6 @@ def load_as(kind: type[Record], text: str, *, source: str = "the file") -> Recor
     require_shallow(text, source, OutputError)
     try:
         return _restored(text, kind)
-    except RecursionError as error:
-        msg = f"{source} is nested too deeply to be one of specverify's files"
-        raise OutputError(msg) from error
     except ValidationError as error:
         msg = f"{source} is not a {kind.__name__} of specverify: {first_fault(error)}"
         raise OutputError(msg) from error
@@ -161,8 +162,8 @@ def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; raises `ValueError` for a key that is there twice, which JSON itself lets pass."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        msg = f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice"
+        counted = Counter(name for name, _ in pairs)
+        msg = f"the key {next(name for name in counted if counted[name] > 1)!r:.80} is there twice"
         raise ValueError(msg)
     return table
 
@@ -246,12 +247,20 @@ def read_text(path: str | Path, what: str, kind: type[UsageError], *, most_bytes
 def read_table(path: str | Path, what: str, kind: type[UsageError]) -> dict[str, Any]:
     """A user's TOML; whatever is wrong with it raises `kind` with one sentence that calls it `what`."""
     text = read_text(path, what, kind, most_bytes=_MOST_SETTINGS_BYTES)
-    require_shallow(text, f"{what} {path}", kind)
+    require_shallow(_DOTTED.sub("[" * (_MOST_DEPTH + 1), text), f"{what} {path}", kind)
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
+        json.dumps(table, default=_refuse_date)
     except (ValueError, RecursionError) as error:
-        msg = f"{what} {path} is not TOML: {error}"
+        reason = "a number has more digits than any setting" if "digits" in str(error) else error
+        msg = f"{what} {path} is not TOML that specverify reads: {reason}"
         raise kind(msg) from error
+    return table
+
+
+def _refuse_date(value: object) -> None:
+    msg = f"{value} is a date or a time, and no setting is; put quotes around what is a text"
+    raise ValueError(msg)
 
 
 def require_shallow(text: str, source: str, kind: type[UsageError]) -> None:
@@ -384,7 +393,7 @@ def _replaced(part: PlanPart, table: Mapping[str, Any], *, prefix: str, source: 
             changes[key] = _replaced(getattr(part, key), value, prefix=f"{prefix}{key}.", source=source)
             continue
         try:
-            changes[key] = _adapter(hints[key]).validate_json(json.dumps(value, default=str), strict=True)
+            changes[key] = _adapter(hints[key]).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
             wanted = _WANTED.get(hints[key]) or f"a list that fits ({first_fault(error)})"
             msg = f"{source} sets {prefix}{key} to {value!r:.80}, which is not {wanted}"

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from specverify.errors import SpecverifyError
 from specverify.judge import NEEDED, headline, judge
@@ -22,7 +22,7 @@ from specverify.plan import CHECK_IDS, ON_REQUEST_IDS, settings_digest
 from specverify.records import Verdict, worst
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from specverify.policy import Policy
     from specverify.records import Certificate, CheckResult, Environment, ModelFingerprint
@@ -37,6 +37,15 @@ _MUST_BE_ZERO = {
     "stopping": "num_wrong_endings",
 }
 """A measurement of a check that can't have passed while it is not 0."""
+_JUDGED_BY: dict[str, Callable[[object], bool]] = {
+    "only": lambda value: isinstance(value, tuple),
+    "budget": lambda value: isinstance(value, str),
+    "false_fail_rate": lambda value: isinstance(value, float) and 0 < value < 1,
+    "largest_undetected_shift": lambda value: isinstance(value, float) and 0 < value < 1,
+    "minimum_speedup": lambda value: isinstance(value, (int, float)) and value >= 0,
+    "minimum_acceptance": lambda value: isinstance(value, (int, float)) and value >= 0,
+}
+"""What of a plan is judged by here, and what it has to be."""
 
 
 class Reason(StrEnum):
@@ -65,18 +74,18 @@ class Refusal:
 
 def disagreements(certificate: Certificate) -> Iterator[str]:
     """Where a certificate's evidence, judged again, doesn't give what the certificate says."""
-    plan, results = certificate.plan, certificate.checks
+    plan: Mapping[str, Any] = certificate.plan
+    results = certificate.checks
     if settings_digest(plan) != certificate.plan_sha256:
         yield "the plan is not the one that plan_sha256 was taken of"
     if plan.get("seed") != certificate.seed:
         yield f"the seed is {certificate.seed}, the plan's {plan.get('seed')}"
-    yield from _wrong_list(certificate)
-    rate = plan.get("false_fail_rate")
-    if not isinstance(rate, float) or not 0 < rate < 1:
-        yield "the plan has no false_fail_rate to judge by"
+    if lacking := [name for name, holds in _JUDGED_BY.items() if not holds(plan.get(name))]:
+        yield f"the plan has no {lacking[0]} to judge by"
         return
+    yield from _wrong_list(certificate)
     try:
-        judged, budget = judge(results, rate)
+        judged, budget = judge(results, plan["false_fail_rate"])
     except (SpecverifyError, ValueError) as error:
         yield f"the tests can't be judged again: {error}"
         return
@@ -84,7 +93,7 @@ def disagreements(certificate: Certificate) -> Iterator[str]:
         yield "the error budget is not the one of these tests"
     for result, again in zip(results, judged, strict=True):
         yield from _judged_otherwise(result, again)
-        yield from _impossible_pass(result, certificate)
+        yield from _impossible_pass(result, plan)
     verdict = worst(result.verdict for result in judged)
     if verdict is not certificate.verdict:
         yield f"the verdict is {certificate.verdict}, but the checks give {verdict}"
@@ -106,9 +115,9 @@ def _headline(certificate: Certificate, judged: Sequence[CheckResult]) -> str:
 
 
 def _wrong_list(certificate: Certificate) -> Iterator[str]:
-    only = certificate.plan.get("only")
-    usual = CHECK_IDS + (ON_REQUEST_IDS if certificate.plan.get("budget") == "deep" else ())
-    named = only if isinstance(only, tuple) and only else usual
+    plan: Mapping[str, Any] = certificate.plan
+    usual = CHECK_IDS + (ON_REQUEST_IDS if plan["budget"] == "deep" else ())
+    named = plan["only"] or usual
     asked = [name for name in CHECK_IDS + ON_REQUEST_IDS if name in named]
     listed = [result.id for result in certificate.checks]
     for name in asked:
@@ -129,7 +138,7 @@ def _judged_otherwise(result: CheckResult, again: CheckResult) -> Iterator[str]:
         yield f"{result.id} is {result.verdict}, but its tests give {again.verdict}"
 
 
-def _impossible_pass(result: CheckResult, certificate: Certificate) -> Iterator[str]:
+def _impossible_pass(result: CheckResult, plan: Mapping[str, Any]) -> Iterator[str]:
     """What no run of the check can have ended in PASS with."""
     if result.verdict is not Verdict.PASS:
         return
@@ -139,10 +148,19 @@ def _impossible_pass(result: CheckResult, certificate: Certificate) -> Iterator[
     name = _MUST_BE_ZERO.get(result.id, "")
     if result.measurements.get(name, 0) != 0:
         yield f"{result.id} is PASS with {name} = {result.measurements[name]}"
-    wanted = certificate.plan.get("largest_undetected_shift")
-    seen = result.smallest_detectable
-    if result.id == "lossless" and isinstance(wanted, float) and (seen is None or not seen <= wanted):
+    if result.num_samples < 1:
+        yield f"{result.id} is PASS on {result.num_samples} {result.sample_unit}"
+    if result.id in NEEDED and all(test.p_value is None and test.log10_e is None for test in result.tests):
+        yield f"{result.id} is PASS without any test that says so"
+    seen, wanted = result.smallest_detectable, plan["largest_undetected_shift"]
+    if result.id == "lossless" and (seen is None or not 0 < seen <= wanted):
         yield f"lossless is PASS though it could not see a shift of {wanted:g}, as its plan wants"
+    if result.id == "exactness" and not _number(result, "largest_tv") <= (seen or 0):
+        yield "exactness is PASS with a larger TV distance than it allows"
+    if result.id == "acceptance" and _number(result, "expected_acceptance_high") < plan["minimum_acceptance"]:
+        yield f"acceptance is PASS below the plan's minimum of {plan['minimum_acceptance']:g}"
+    if result.id == "cost" and not _number(result, "measured_speedup_low") > plan["minimum_speedup"]:
+        yield f"cost is PASS though its interval reaches down to the plan's minimum of {plan['minimum_speedup']:g}"
 
 
 # ---------------------------------------------------------------------------------------------- the files
@@ -282,14 +300,22 @@ def _about_the_evidence(policy: Policy, by_id: Mapping[str, CheckResult]) -> Ite
 
 
 def _figure(by_id: Mapping[str, CheckResult], check_id: str, key: str) -> float:
-    value = by_id[check_id].measurements.get(key) if check_id in by_id else None
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    return _number(by_id[check_id], key) if check_id in by_id else math.nan
+
+
+def _number(result: CheckResult, key: str) -> float:
+    """A measurement; NaN where it is missing or no number."""
+    value = result.measurements.get(key)
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        return math.nan
 
 
 def _fits(found: str, wanted: str) -> bool:
     try:
         return SpecifierSet(wanted).contains(Version(found), prereleases=True)
-    except InvalidVersion:
+    except ValueError:  # no version, or a number of thousands of digits
         return False
 
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from specverify.errors import InternalError
 from specverify.records import ErrorBudget, StatisticalTest, Verdict
 from specverify.statistics.budget import e_threshold, holm
 
@@ -32,12 +33,16 @@ def judge(
 ) -> tuple[tuple[CheckResult, ...], ErrorBudget]:
     """Every test with what it was allowed and whether it failed, and every verdict that follows.
 
-    Where more tests are to come, `least_…` says among how many these share the rate.
+    Where more tests are to come, `least_…` says among how many these share the rate. Raises `InternalError` for a
+    p-value outside [0, 1] and for evidence that is not a number.
     """
     tests = [test for result in results for test in result.tests]
     p_values = [test.p_value for test in tests if test.p_value is not None]
     num_e = max(least_e_processes, sum(test.log10_e is not None for test in tests))
     p_values += [1.0] * (least_p_values - len(p_values))
+    if any(test.log10_e is not None and math.isnan(test.log10_e) for test in tests):
+        msg = "the log10 of an e-value must be a number or infinite"
+        raise InternalError(msg)
     budget = ErrorBudget(
         false_fail_rate=false_fail_rate,
         e_process_rate=false_fail_rate / 2,

@@ -72,7 +72,7 @@ def read_matrix(path: str | Path) -> Matrix:
     for name, each in parameters.items() if isinstance(parameters, dict) else ():
         _require_known(each, SamplingParams, source, prefix=f"parameters.{name}.")
     try:
-        matrix: Matrix = TypeAdapter(Matrix).validate_json(json.dumps(table, default=str), strict=True, extra="forbid")
+        matrix: Matrix = TypeAdapter(Matrix).validate_json(json.dumps(table), strict=True, extra="forbid")
     except ValidationError as error:
         msg = f"{source}: {first_fault(error)}"
         raise PlanError(msg) from error

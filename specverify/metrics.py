@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specverify.errors import UsageError
+from specverify.redaction import is_address
 from specverify.statistics.drift import DriftDetector
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def http_fetch(url: str) -> Callable[[], str]:
     """Asks `url`, with a time limit and a size limit; every failure is a `UsageError` of one sentence."""
     import httpx2  # noqa: PLC0415 - the extra `metrics`
 
-    if not url.startswith(("http://", "https://")):
+    if not is_address(url):
         msg = f"{url!r} is no address of metrics; give one such as http://127.0.0.1:8000/metrics"
         raise UsageError(msg)
 
@@ -225,6 +226,9 @@ def http_fetch(url: str) -> Callable[[], str]:
                     if len(content) > _MOST_BYTES:
                         msg = f"{url} answers with more than {_MOST_BYTES // 2**20} MiB; that is no metrics page"
                         raise UsageError(msg)
+        except (httpx2.InvalidURL, ImportError, ValueError) as error:  # its text may hold a part of a password
+            msg = f"no client can be made for {url} ({type(error).__name__}); look at it, and at the proxies of the environment"
+            raise UsageError(msg) from error
         except httpx2.HTTPError as error:
             msg = f"{url} can't be asked ({type(error).__name__}: {' '.join(str(error).split())[:120]}); is the server up?"
             raise UsageError(msg) from error

@@ -87,10 +87,12 @@ def model_files(folder: Path) -> list[Path]:
 
 def _inner_folders(folder: Path) -> Iterator[Path]:
     """Those of a model's folder, and theirs, but for links and for what a tool hides there."""
-    for each in sorted(folder.iterdir()):
-        if each.is_dir() and not each.is_symlink() and not each.name.startswith((".", "__")):
-            yield each
-            yield from _inner_folders(each)
+    left = [folder]
+    while left:  # no recursion: they may lie a thousand deep
+        for each in left.pop().iterdir():
+            if each.is_dir() and not each.is_symlink() and not each.name.startswith((".", "__")):
+                yield each
+                left.append(each)
 
 
 def _deciding(inner: Path) -> list[Path]:

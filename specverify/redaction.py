@@ -9,22 +9,31 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-__all__ = ["redacted", "without_secrets"]
+__all__ = ["is_address", "redacted", "without_secrets"]
 
 Record = TypeVar("Record")
 
 _HIDDEN = "***"
 _NAMES = (
-    r"(?:[\w-]*[-_])?(?:token|secret|passw(?:or)?d|pwd|signature|credential|api[_-]?key|access[_-]?key|key|sig|auth)"
+    r"(?:[\w-]*[-_])?(?:\w*token|secret|pass(?:w(?:or)?d|phrase)?|pwd?|jwt|signature|credential|"
+    r"api[_-]?key|access[_-]?key|key|sig|auth)"
 )
 _PATTERNS = (
-    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^/@\s'\"]{1,500}@", re.IGNORECASE), rf"\1{_HIDDEN}@"),
-    (re.compile(rf"([?&;]{_NAMES}=)[^&\s'\"#;]+", re.IGNORECASE), rf"\1{_HIDDEN}"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^/\s'\"]{1,4000}@", re.IGNORECASE), rf"\1{_HIDDEN}@"),
+    # a password with a slash in it, where what stands before the slash is no port
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^/@\s'\"]{1,200}:(?!\d{1,5}/)[^\s'\"]{1,4000}@", re.IGNORECASE), rf"\1{_HIDDEN}@"),
+    # an address that lacks its scheme
+    (re.compile(r"(?<![\w/.+-])[\w.+-]{1,64}:[^/\s'\"]{1,200}(?=@[\w.-]{1,200}(?::\d|/))"), _HIDDEN),
+    (re.compile(rf"([?&;#]{_NAMES}=)[^&\s'\"#;]+", re.IGNORECASE), rf"\1{_HIDDEN}"),
     (re.compile(rf"(--{_NAMES}[= ])[^\s'\"-][^\s'\"]*", re.IGNORECASE), rf"\1{_HIDDEN}"),
+    (re.compile(rf"(--option[= ]['\"]?{_NAMES}=)[^\s'\"]+", re.IGNORECASE), rf"\1{_HIDDEN}"),
+    (re.compile(r"(\b[A-Z0-9_]{0,60}_(?:TOKEN|KEY|SECRET|PASSWORD)=['\"]?)[^\s'\"]+"), rf"\1{_HIDDEN}"),
     (re.compile(r"(\b(?:Bearer|bearer|Basic)\s+)[\w+/.~=-]{16,}"), rf"\1{_HIDDEN}"),
-    (re.compile(r"((?:authorization|x-api-key|api-key)['\"]?\s*[:=]\s*['\"]?)(?!Bearer|Basic)[^\s'\",]{4,}", re.IGNORECASE), rf"\1{_HIDDEN}"),
-    (re.compile(r"\b(hf_|sk-|ghp_|github_pat_|glpat-)[\w-]{16,}"), rf"\1{_HIDDEN}"),
+    (re.compile(r"((?:authorization|x-api-key|api[_-]key|password)['\"]?\s*[:=]\s*['\"]?(?:(?:Bearer|Basic)\s+)?)[^\s'\",]{4,}", re.IGNORECASE), rf"\1{_HIDDEN}"),
+    (re.compile(r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|nvapi-|gsk_|AIza|AKIA)[\w-]{16,}"), rf"\1{_HIDDEN}"),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), _HIDDEN),
 )  # fmt: skip
 
 
@@ -37,6 +46,15 @@ def redacted(text: str) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def is_address(url: str) -> bool:
+    """Whether it is one of http: what is none is given to no client, whose error would repeat a part of a password."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number: a password with a slash in it
+        return False
 
 
 def without_secrets(record: Record) -> Record:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specverify.drafting import TextDraft
+from specverify.errors import PairError
 from specverify.models.translated import TranslatedModel
 from specverify.records import Finding, Verdict
 
@@ -65,11 +66,15 @@ def eos_ids(loaded: LoadedModel) -> tuple[int, ...]:
 
 
 def stated_eos(loaded: LoadedModel) -> tuple[int, ...]:
-    """Those that the generation config names."""
+    """Those that the generation config names; raises `PairError` for what is no id."""
     stated = getattr(loaded.generation_config, "eos_token_id", None)
     if stated is None:
         return ()
-    return tuple(sorted({int(number) for number in (stated if isinstance(stated, (list, tuple)) else [stated])}))
+    try:
+        return tuple(sorted({int(number) for number in (stated if isinstance(stated, (list, tuple)) else [stated])}))
+    except (TypeError, ValueError) as error:
+        msg = f"generation_config.json of {loaded.source} sets eos_token_id to {stated!r:.80}, which is no id; mend it"
+        raise PairError(msg) from error
 
 
 def _is_text(token: str | None) -> bool:

@@ -39,6 +39,7 @@ __all__ = ["EXIT_CODES", "Interrupted", "Terminated", "crash_kept_in", "guarded"
 EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.NOT_RUN: 3}
 _PRINTERS = {"typer", "click", "rich"}  # libraries that write what we print
 _MOST_CHARACTERS = 2_000  # of a sentence
+_OF_A_NAME = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP, errno.ESTALE}
 BROKEN, USAGE, BUG, INTERRUPTED, PIPE, TERMINATED = 1, 2, 70, 130, 141, 143
 
 
@@ -104,7 +105,7 @@ def guarded(command: Callable[[], int | None], *, as_json: bool) -> int:
     except (KeyboardInterrupt, typer.Abort) as error:
         code = TERMINATED if isinstance(error, Terminated) else INTERRUPTED
         return _end("interrupted", "Interrupted", code, as_json=as_json)
-    except Exception as error:  # noqa: BLE001 - the edge: nothing may get past it
+    except BaseException as error:  # noqa: BLE001 - the edge: nothing may get past it, nor a panic of tokenizers, which is no Exception
         sentence, code = _sentence(error)
         return _end(sentence, type(error).__name__, code, as_json=as_json)
     return _end("interrupted", "Interrupted", code, as_json=as_json) if code == INTERRUPTED else code
@@ -126,6 +127,12 @@ def _of_standard_output(error: OSError) -> UsageError | None:
     return OutputError(f"can't write to standard output: {reason}; send it elsewhere, or free some space")
 
 
+def _of_a_name(error: OSError) -> UsageError:
+    """What to say of a name that can't even be looked up."""
+    reason = (error.strerror or str(error)).lower()
+    return OutputError(f"can't use {str(error.filename)!r:.200}: {reason}; check the path")
+
+
 def say(sentence: str) -> None:
     """One line to whoever watches, on standard error; where that can't be written, nobody does."""
     with contextlib.suppress(OSError):
@@ -145,13 +152,15 @@ def crash_kept_in(folder: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and (unwritable := _of_standard_output(error)):
             raise unwritable from error
+        if isinstance(error, OSError) and error.errno in _OF_A_NAME and error.filename is not None:
+            raise _of_a_name(error) from error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = "the disk is full; free some space, then run the same command again to resume"
             raise UsageError(msg) from error
         raise InternalError(_bug(error, folder)) from error
 
 
-def _bug(error: Exception, folder: Path) -> str:
+def _bug(error: BaseException, folder: Path) -> str:
     named = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     head = " ".join(named.split())[:200]
     text = redacted("".join(traceback.format_exception(error)))
@@ -173,8 +182,10 @@ def _crash_file(place: Path) -> Path:
     return place / "crash.txt"
 
 
-def _sentence(error: Exception) -> tuple[str, int]:
+def _sentence(error: BaseException) -> tuple[str, int]:
     """What to say, and the code to end with."""
+    if isinstance(error, OSError) and error.errno in _OF_A_NAME and error.filename is not None:
+        error = _of_a_name(error)
     match error:
         case Interrupted():
             return str(error), TERMINATED if isinstance(error.__cause__, Terminated) else INTERRUPTED
@@ -193,5 +204,6 @@ def _end(sentence: str, kind: str, code: int, *, as_json: bool) -> int:
     say(sentence)
     if as_json:
         said = redacted(" ".join(sentence.removeprefix("error: ").split()))
-        typer.echo(json.dumps({"error": said, "kind": kind, "exit_code": code}))
+        with contextlib.suppress(OSError):
+            typer.echo(json.dumps({"error": said, "kind": kind, "exit_code": code}))
     return code

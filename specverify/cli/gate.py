@@ -95,7 +95,7 @@ def _digests(folders: Mapping[str, Path], watch: Watch) -> dict[str, dict[str, s
     return {
         role: file_digests(
             folder,
-            [file for file in model_files(folder) if file.exists()],
+            [file for file in model_files(folder) if file.is_file()],  # a pipe or device would never end
             watch=watch,
             stage=f"hashing the {role}, in MiB",
         )

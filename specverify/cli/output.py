@@ -28,7 +28,7 @@ _WRITTEN = ("report.html", "junit.xml", "summary.md", CERTIFICATE)
 
 @contextlib.contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it for one run; a run that leaves nothing takes its empty folder away again.
+    """Make the folder and hold it for one run; a run that leaves nothing takes its empty folder, and those made for it, away again.
 
     Raises `OutputError`, before the run rather than after it, if nothing can be written there or another run holds it.
     """
@@ -37,10 +37,11 @@ def reserved(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         msg = f"{folder} is a file, and the certificate needs a folder; give another --out"
         raise OutputError(msg)
+    made = [each for each in folder.parents if not each.exists()]
     probe, lock = folder / f".probe-{secrets.token_hex(4)}", folder / ".lock"
-    write_text_atomically(probe, "")
-    probe.unlink(missing_ok=True)
     try:
+        write_text_atomically(probe, "")
+        probe.unlink(missing_ok=True)
         with FileLock(lock, timeout=0):
             try:
                 yield
@@ -50,8 +51,9 @@ def reserved(folder: Path) -> Iterator[None]:
         msg = f"another run is writing to {folder}; wait for it, or give this one another folder with --out"
         raise OutputError(msg) from error
     finally:
-        with contextlib.suppress(OSError):  # not empty: the certificate, or what a second run resumes from
-            folder.rmdir()
+        for each in (folder, *made):
+            with contextlib.suppress(OSError):  # not empty: the certificate, or what a second run resumes from
+                each.rmdir()
 
 
 def last_of(folder: Path) -> Certificate | None:

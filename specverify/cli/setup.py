@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import jinja2
 import torch
 
 from specverify.checks.check import spread
@@ -227,18 +226,24 @@ def balanced(prompts: Sequence[Prompt], most: int) -> tuple[Prompt, ...]:
 
 def _ids(prompt: Prompt, target: LoadedModel) -> tuple[int, ...]:
     """A text as the tokenizer encodes it; a conversation as the chat template renders it, up to the answer."""
-    if not prompt.messages:
-        return tuple(int(number) for number in target.tokenizer.encode(prompt.text, verbose=False))
     conversation = [{"role": message.role, "content": message.content} for message in prompt.messages]
     try:
-        ids = target.tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+        ids = (
+            target.tokenizer.apply_chat_template(
+                conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+            if conversation
+            else target.tokenizer.encode(prompt.text, verbose=False)
         )
-    except (ValueError, jinja2.TemplateError) as error:
-        reason = " ".join(str(error).split())[:200]
-        msg = f"prompt '{prompt.id}' is a conversation that the template of {target.source} does not take: {reason}"
+        return tuple(int(number) for number in ids)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # whatever files of theirs raise; a panic of tokenizers is no Exception
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        what = f"a conversation that the template of {target.source} does not take"
+        what = what if conversation else f"a text on which the tokenizer of {target.source} fails"
+        msg = f"prompt '{prompt.id}' is {what} ({reason}); mend the model's files, or the prompt"
         raise PromptError(msg) from error
-    return tuple(int(number) for number in ids)
 
 
 def encode(

@@ -28,6 +28,7 @@ from specverify.engines.seeds import seed32
 from specverify.engines.server import API_KEY, LOOPBACK, redacted
 from specverify.errors import PlanError, RequestRefused, SubjectError, UsageError
 from specverify.records import DecodeTrace
+from specverify.redaction import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -321,15 +322,18 @@ def _first_line(response: httpx2.Response) -> str:
 
 def make_client(url: str, *, timeout_s: float) -> httpx2.Client:
     """A client of one server, with the key in its headers; a loopback server is asked directly, whatever the proxies."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        msg = f"{url!r} is no url of a server; it begins with http:// or https://"
+    if not is_address(url):
+        msg = f"{url!r} is no url of a server; it begins with http:// or https://, and its port is a number"
         raise PlanError(msg)
     key = os.environ.get(API_KEY, "")
-    return httpx2.Client(
-        base_url=url,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)),
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-        trust_env=parts.hostname not in {LOOPBACK, "localhost", "::1"},
-    )
+    try:
+        return httpx2.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s)),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=urlsplit(url).hostname not in {LOOPBACK, "localhost", "::1"},
+        )
+    except (httpx2.InvalidURL, ImportError, ValueError) as error:  # a proxy of SOCKS wants a package
+        msg = f"no client can be made for {url!r} ({type(error).__name__}); look at it, at the proxies of the environment and at {API_KEY}"
+        raise PlanError(msg) from error

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from specverify.errors import PairError, UsageError
 from specverify.model_files import folder_of, read_json_object, weight_files
-from specverify.models.hub import require_hub
+from specverify.models.hub import require_hub, require_own_attention
 from specverify.models.sharded import identity, sharding
 from specverify.models.transformers import TransformersModel, require_working_rollback
 
@@ -160,6 +160,7 @@ def load_model(
     with _quiet(), _one_sentence(name):
         config = AutoConfig.from_pretrained(where, **options)
         _require_causal(config, name, trust_remote_code=trust_remote_code)
+        require_own_attention(config, name)
         with _one_sentence(name, _NO_TOKENIZER):
             tokenizer = AutoTokenizer.from_pretrained(where, **options)
         module, info = cast("Any", AutoModelForCausalLM).from_pretrained(

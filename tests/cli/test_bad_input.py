@@ -108,6 +108,13 @@ def test_output_that_cannot_be_written_is_refused_before_the_run(run: Run, tmp_p
     assert (tmp_path / "taken").read_text() == "mine"
 
 
+def test_a_refused_run_takes_every_folder_away_that_it_made(run: Run, tmp_path: Path) -> None:
+    """Those above the one of the run, too; a name that no file system takes is refused like any other."""
+    for arguments in (["qualify", "/"], ["certify", "./nowhere", str(PAIR.draft)], ["qualify", "a" * 300]):
+        assert run(*arguments, "--quiet").code == 2
+        assert not list(tmp_path.iterdir()), arguments
+
+
 def test_swapped_models(run: Run, tmp_path: Path) -> None:
     """A draft larger than its target is a mistake."""
     refused(run("certify", PAIR.draft, PAIR.target, "--quiet"), "larger than the target", tmp_path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from specverify.model_files import model_files
 from specverify.pairs import embedded
 from specverify.statement import render_statement
 from tests.cli.test_bad_input import refused
@@ -62,6 +63,8 @@ CERTIFICATES = {
     "wrong-type": (edited(lambda raw: record(raw).update(checks={"a": 1})), "checks: "),
     "verdict": (edited(lambda raw: record(raw).update(verdict="SURE")), "verdict: "),
     "repeated-key": (GOOD.replace('"_type"', '"_type": "x", "_type"', 1), "'_type' is there twice"),
+    "many-repeats": ("{" + ",".join(f'"{n}":0' for n in [*range(100_000), 99_999]) + "}", "'99999' is there twice"),
+    "open-strings": ('"\\' * 1_000_000, "not JSON"),
     "pickle": ("\x80\x04cos\nsystem\n", "not JSON"),
 }
 POLICIES = {
@@ -79,6 +82,13 @@ POLICIES = {
     "both": ("required_checks = ['cost']\ntolerated_inconclusive = ['cost']", "drop one"),
     "deep": (f"required_checks = {DEEP}", "nested more than 64 deep"),
     "large": ("#" * 2_000_000, "larger than 1 MiB"),
+    "hexadecimal": (f"minimum_prompts = 0x{'f' * 6000}", "more digits than any setting"),
+    "version": (f"versions = {{ torch = '>={BOMB}' }}", "no range such as"),
+    "date": ("engines = [1979-05-27]", "1979-05-27 is a date or a time"),
+    "dotted": ("a." * 100_000 + "a = 1", "nested more than 64 deep"),
+    "quoted-dots": ("\"a\" . 'b'." * 100_000 + "a = 1", "nested more than 64 deep"),
+    "unset-range": ("versions = { torch = '' }", "an empty text in versions"),
+    "unset-device": ("devices = ['cpu', ' ']", "an empty text in devices"),
 }
 PROMPTS = {
     "deep": ('{"text": ' + DEEP, "nested more than 64 deep"),
@@ -94,7 +104,8 @@ PROMPTS = {
 PLANS = {
     "deep": (f"only = {DEEP}", "nested more than 64 deep"),
     "large": ("#" * 2_000_000, "larger than 1 MiB"),
-    "date": ("seed = 1979-05-27", "not an integer"),
+    "date": ("seed = 1979-05-27", "1979-05-27 is a date or a time"),
+    "hexadecimal": (f"seed = 0x{'f' * 6000}", "more digits than any setting"),
     "huge-batch": ("batch_size = -5", "batch_size to -5"),
     "nan": ("minimum_speedup = nan", "minimum_speedup"),
 }
@@ -114,6 +125,7 @@ MATRICES = {
     "negative": ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = [-1]", "num_speculative_tokens to -1"),
     "escaping": ("targets = ['../../nowhere/t']\ndrafts = ['d']", "'../../nowhere/t' does not exist"),
     "rate": ("targets = ['t']\ndrafts = ['d']\nfalse_discovery_rate = nan", "between 0 and 1"),
+    "date": ("targets = [1979-05-27]\ndrafts = ['d']", "1979-05-27 is a date or a time"),
     "parameters": ("targets = ['t']\ndrafts = ['d']\nparameters.hot.temperature = 'high'", "params.temperature"),
 }
 ENGINE_OPTIONS = {
@@ -262,6 +274,20 @@ def _config_of_a_list(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
 
 
+def _long_name(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
+
+
+def _hub_kernel(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"_attn_implementation": "somebody/kernel"}))
+
+
+def _wordy_eos(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+
+
 def _own_code(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}}
@@ -279,6 +305,9 @@ MODELS = {
     _config_is_a_folder: "config.json",
     _config_of_a_list: "does not hold a JSON object",
     _own_code: "--trust-remote-code",
+    _long_name: "file name too long; check the path",
+    _hub_kernel: "asks for code from the hub (_attn_implementation is 'somebody/kernel')",
+    _wordy_eos: "sets eos_token_id to 'x', which is no id",
 }
 
 
@@ -300,6 +329,35 @@ def test_the_gate_hashes_nothing_outside_a_folder(run: Run, tmp_path: Path, spoi
     spoil(target)
     (tmp_path / "c.json").write_text(GOOD)
     refused(run("gate", "c.json", target, PAIR.draft, "--quiet"), MODELS[spoil], tmp_path / "none")
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "pipe"])
+def test_the_gate_waits_for_no_weights_without_an_end(run: Run, tmp_path: Path, place: str) -> None:
+    """A shard that is a pipe, or a link to a device, is a missing file."""
+    target = Path(shutil.copytree(PAIR.target, tmp_path / "t"))
+    (target / "model.safetensors").unlink()
+    (target / "model.safetensors.index.json").write_text('{"weight_map": {"a": "s.safetensors"}}')
+    if place == "pipe":
+        os.mkfifo(target / "s.safetensors")
+    else:
+        (target / "s.safetensors").symlink_to(place)
+    (tmp_path / "c.json").write_text(GOOD)
+    outcome = run("gate", "c.json", target, PAIR.draft)
+    assert outcome.code == 1
+    assert "target: model.safetensors is missing" in outcome.out
+
+
+def test_folders_a_thousand_deep_are_looked_through(tmp_path: Path) -> None:
+    """A model's folder may hold more of them than Python's own calls go deep."""
+    deep = [str(tmp_path)]
+    while len(deep) < 1_200:
+        deep.append(f"{deep[-1]}/a")
+        os.mkdir(deep[-1])  # noqa: PTH102 - pathlib is slow with such names
+    try:
+        assert model_files(tmp_path) == []
+    finally:
+        for each in reversed(deep[1:]):
+            os.rmdir(each)  # noqa: PTH106 - as above
 
 
 def test_a_name_in_a_certificate_opens_no_file(run: Run, tmp_path: Path) -> None:

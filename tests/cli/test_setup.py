@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,11 +81,32 @@ def test_a_conversation_goes_through_the_targets_template() -> None:
     assert "Hello there" in text
     assert len(text) > len("Hello there")
     target.tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
-    with pytest.raises(PromptError, match="does not take: no system turn"):
-        encode([asked], target, positions=512, max_new_tokens=16)
+    for template, said in (
+        ("{{ raise_exception('no system turn') }}", "does not take .TemplateError: no system turn"),
+        ("{% for i in range(10000000) %}x{% endfor %}", "does not take .OverflowError: Range too big"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ):
+        target.tokenizer.chat_template = template
+        with pytest.raises(PromptError, match=said):
+            encode([asked], target, positions=512, max_new_tokens=16)
     target.tokenizer.chat_template = None
     with pytest.raises(PromptError, match="prompt 'chat' is a conversation"):
         encode([asked], target, positions=512, max_new_tokens=16)
+
+
+def test_a_tokenizer_that_panics_is_one_sentence() -> None:
+    """A regex of its files may search for ever, and tokenizers then raises what is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    def encoded(text: str, **options: object) -> list[int]:
+        raise Panic(text, options)
+
+    target = SimpleNamespace(tokenizer=SimpleNamespace(encode=encoded), source="mine")
+    with pytest.raises(PromptError, match="'a' is a text on which the tokenizer of mine fails"):
+        encode([Prompt(id="a", domain="d", text="Hello")], target, positions=40, max_new_tokens=16)
 
 
 def test_prompts_that_nobody_chose_give_way() -> None:

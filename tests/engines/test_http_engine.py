@@ -149,6 +149,7 @@ def test_a_refused_key_is_the_users_to_mend():
     [
         ({"url": "http://127.0.0.1:9"}, "no server answers at http://127.0.0.1:9"),
         ({"url": "localhost:8000"}, "is no url of a server"),
+        ({"url": "http://me:hunter2/x@localhost:8000"}, "is no url of a server"),
         ({"url": ""}, "needs either the url of a server that runs or a command that serves"),
         ({"options": (("colour", "teal"),)}, "no option 'colour'"),
         ({"options": (("dialect", "ollama"),)}, "dialect is 'ollama'; it must be one of vllm, sglang, llamacpp, tgi"),

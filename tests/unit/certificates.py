@@ -21,6 +21,7 @@ from specverify.records import (
 )
 
 MEASURED: dict[str, dict[str, float | int | str]] = {
+    "exactness": {"largest_tv": 1e-16},
     "greedy": {"num_wrong_tokens": 0, "num_tolerated_flips": 3},
     "boundary": {"num_mismatches": 0},
     "acceptance": {"expected_acceptance": 0.7, "expected_acceptance_low": 0.68, "expected_acceptance_in_code": 0.6},
@@ -39,7 +40,7 @@ def result_of(name: str, verdict: Verdict = Verdict.PASS, **changes: Any) -> Che
         )
     given = {
         "claim": f"{name} holds", "summary": f"{name} was seen", "measurements": MEASURED.get(name, {}), "tests": tests,
-        "num_samples": 7_000, "smallest_detectable": 0.04 if name == "lossless" else None,
+        "num_samples": 7_000, "smallest_detectable": {"exactness": 1e-12, "lossless": 0.04}.get(name),
     }  # fmt: skip
     return CheckResult(id=name, verdict=verdict, **(given | changes))
 

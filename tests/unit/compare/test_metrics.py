@@ -184,11 +184,16 @@ def test_a_real_page_is_fetched(served: Callable[[int, bytes], str]) -> None:
     assert parse(http_fetch(served(200, SGLANG.encode()))()).rate == pytest.approx(0.6)
 
 
-def test_failures_are_one_sentence(served: Callable[[int, bytes], str]) -> None:
+def test_failures_are_one_sentence(served: Callable[[int, bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong path, nobody there, and no address at all."""
     with pytest.raises(UsageError, match="status 404"):
         http_fetch(served(404, b""))()
     with pytest.raises(UsageError, match="is the server up"):
         http_fetch("http://127.0.0.1:9/metrics")()
-    with pytest.raises(UsageError, match="is no address"):
-        http_fetch("file:///etc/passwd")
+    for address in ("file:///etc/passwd", "http://me:hunter2/x@127.0.0.1:9/metrics"):
+        with pytest.raises(UsageError, match="is no address"):
+            http_fetch(address)
+    monkeypatch.setenv("HTTP_PROXY", "http://me:hunter2/x@proxy")
+    with pytest.raises(UsageError, match=r"no client can be made .*\(InvalidURL\).* proxies") as caught:
+        http_fetch("http://metrics.test/")()
+    assert "hunter2" not in str(caught.value)
