@@ -15,8 +15,6 @@ from specverify.report.changes import changes, comparable
 from specverify.report.plots import svg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from jinja2 import Template
 
     from specverify.records import Certificate, CheckResult, Plot
@@ -47,7 +45,7 @@ def render_html(certificate: Certificate, last: Certificate | None = None) -> st
         counts=_counts(certificate),
         facts=_facts(certificate),
         models=_models(certificate),
-        plan=list(_flat(certificate.plan)),
+        plan=list(text.settings(certificate.plan)),
         banner=text.planted(certificate),
         title=f"{text.LABELS[certificate.verdict]}: {text.versus(certificate)}",
     )
@@ -118,13 +116,3 @@ def _models(certificate: Certificate) -> list[tuple[str, str, str]]:
         for name in file_names
     ]
     return rows
-
-
-def _flat(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in plan.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, (tuple, list)):
-            yield f"{prefix}{name}", ", ".join(map(str, value)) or text.NONE
-        else:
-            yield f"{prefix}{name}", str(value)

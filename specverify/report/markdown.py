@@ -23,7 +23,7 @@ _MOST_CHANGES = 40
 _MOST_IN_LINE = 400
 _MOST_IN_TABLE = 25_000
 _MOST_IN_BLOCK = 12_000
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$])|^(?=[-+#>=]|\d+[.)])")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$])|^(?=[-+](?!\d)|[#>=]|\d+[.)](?:\s|$))")
 """What begins markup anywhere, and what begins a list, a heading or a quote at the start of a line."""
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "⚠️", Verdict.NOT_RUN: "⏭️"}
 
