@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from specverify.records import Verdict
 from specverify.report import text
@@ -58,7 +58,7 @@ def _template() -> Template:
     )
     environment.globals.update(
         Verdict=Verdict, LABELS=text.LABELS, MARKS=text.MARKS, MOST_FINDINGS=_MOST_FINDINGS,
-        detectable=text.detectable, duration=text.duration, figures=_figures, measurement=text.measurement,
+        command=_command, detectable=text.detectable, duration=text.duration, figures=_figures, measurement=text.measurement,
         number=text.number, rate=text.rate, samples=text.samples, test_row=text.test_row,
     )  # fmt: skip
     return environment.from_string(files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8"))
@@ -69,6 +69,11 @@ def _printable(value: object) -> object:
     return (
         value if isinstance(value, Markup) or not isinstance(value, str) else text.clean(value, most=_MOST_CHARACTERS)
     )
+
+
+def _command(words: str) -> Markup:
+    """All of a command, however long: half of one can't be pasted."""
+    return escape(text.clean(words))
 
 
 def _figures(result: CheckResult, place: int) -> list[tuple[Plot, Markup]]:

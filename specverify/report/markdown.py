@@ -117,7 +117,7 @@ def _block(result: CheckResult, *, seed: int) -> Iterator[str]:
 
 
 def _fenced(command: str) -> str:
-    content = text.clean(command, most=1_000)
+    content = text.clean(command, most=4_000)
     longest = max((len(run) for run in re.findall("`+", content)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}shell\n{content}\n{fence}"

@@ -91,6 +91,14 @@ def test_hostile_text_is_text(page: str, read: Reader) -> None:
     assert "x" * 2_000 not in page
 
 
+def test_a_command_is_whole(certificate: Certificate) -> None:
+    """However long its paths are, for it is there to be pasted."""
+    command = f"specverify certify {'deep/' * 300}target"
+    check = replace(certificate.checks[0], reproduce=command)
+    words = "".join(Reader(render_html(replace(certificate, command=command, checks=(check,)))).text)
+    assert words.count(command) == 2
+
+
 def test_verdict_comes_first(read: Reader) -> None:
     """The first heading says the verdict in words, the next line why."""
     words = " ".join("".join(read.text).split())
