@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from specverify.plan import Plan
+    from specverify.records import CheckResult
     from specverify.scoring import ScoredTraces
     from specverify.subject import Subject
 
@@ -49,6 +50,7 @@ __all__ = [
     "e_process_test",
     "empty_texts",
     "impossible",
+    "in_doubt",
     "least_level",
     "pit_tests",
     "positive_statements",
@@ -265,15 +267,20 @@ def suspicious(log10_e: float) -> bool:
     return log10_e >= _SUSPICION
 
 
+def in_doubt(result: CheckResult) -> bool:
+    """Whether it failed, or has evidence that the judge may find to be proof: `FAIL` by tests is the judge's to say."""
+    return result.verdict is Verdict.FAIL or any(suspicious(test.log10_e or 0.0) for test in result.tests)
+
+
 def settled(log10_e: float, plan: Plan) -> bool:
     """Whether more would change nothing: proof, or no suspicion."""
     return log10_e >= proof(plan) or not suspicious(log10_e)
 
 
-def told_suspicion(said: str, log10_e: float, plan: Plan) -> str:
-    """What was found, and that it is no proof where it may be none."""
+def told_suspicion(said: str, log10_e: float, plan: Plan, *, proven: str) -> str:
+    """What was found, and that it is no proof where it may be none; `proven` stands behind the judge's own sentence."""
     return (
-        said if log10_e >= proof(plan) else f"suspect: {said}; it is proof from 10^{proof(plan):.1f} on at the latest"
+        proven if log10_e >= proof(plan) else f"suspect: {said}; it is proof from 10^{proof(plan):.1f} on at the latest"
     )
 
 
@@ -377,7 +384,7 @@ def e_process_plot(scored: ScoredTraces, *, limit: float) -> Plot:
         kind=PlotKind.LINE,
         series=(
             Series(label="e-process", x=tuple((places + 1.0).tolist()), y=tuple(path[places].tolist())),
-            Series(label="fails from here", x=(0.0, float(len(path))), y=(limit, limit), dashed=True),
+            Series(label="fails from here at the latest", x=(0.0, float(len(path))), y=(limit, limit), dashed=True),
         ),
         caption="Falling or flat: no evidence against the target. Rising to the dashed line: proof, at the run's error rate.",
     )

@@ -170,7 +170,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         num_samples=len(watched),
         smallest_detectable=detectable,
         effect_unit="shift of the mean PIT law",
-        advice=_ADVICE if verdict is not Verdict.INCONCLUSIVE else "",
+        advice=_ADVICE if verdict is not Verdict.INCONCLUSIVE or suspicious(log10_e) else "",
         reproduce=reproduce(subject, plan, "lossless"),
         plots=(
             qq_plot(stream),
@@ -203,8 +203,9 @@ def _verdict(
             f"{found.findings[-1].text}: too many to say that the support holds; use --dtype float32",
         )
     if suspicious(log10_e):
-        said = f"evidence 10^{log10_e:.1f} to 1 against the target after {num_tokens:,} tokens"
-        return Verdict.INCONCLUSIVE, told_suspicion(said, log10_e, plan)
+        seen = f"{num_tokens:,} tokens of {len(subject.prompts)} prompts"
+        said = f"evidence 10^{log10_e:.1f} to 1 against the target after {seen}"
+        return Verdict.INCONCLUSIVE, told_suspicion(said, log10_e, plan, proven=seen)
     detectable, wanted = detectable_shift(len(stream), plan), plan.largest_undetected_shift
     if detectable > wanted:
         needed = tokens_needed(wanted, plan)
@@ -218,8 +219,8 @@ def _verdict(
 
 
 _ADVICE = (
-    "the stream says that the law is wrong, the likeliest fault says where to look; run --only exactness to see whether the "
-    "rule itself is wrong, then compare the draft's reported law with the one that it samples from"
+    "the likeliest fault says where to look; run --only exactness to see whether the rule itself is wrong, then compare "
+    "the draft's reported law with the one that it samples from"
 )
 
 lossless = Check(

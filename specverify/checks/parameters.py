@@ -149,7 +149,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         smallest_detectable=detectable,
         effect_unit="shift of the mean PIT law within one setting",
         advice=""
-        if verdict is Verdict.INCONCLUSIVE
+        if verdict is Verdict.INCONCLUSIVE and not any(suspicious(test.log10_e or 0.0) for test in tests)
         else "apply each parameter to every row of the block, with the drafts before it in view",
         reproduce=reproduce(subject, plan, "parameters"),
     )
@@ -173,10 +173,11 @@ def _verdict(
         return Verdict.INCONCLUSIVE, "nothing was drafted, so nothing was shown"
     if unsettled:
         return Verdict.INCONCLUSIVE, unsettled
+    asked = f"{len({request.id.split('/')[1] for request in scored.requests()})} settings, {len(scored):,} tokens"
     suspect = max(tests, key=lambda test: test.log10_e or 0.0, default=None)
     if suspect is not None and suspicious(suspect.log10_e or 0.0):
         said = f"evidence 10^{suspect.log10_e:.1f} to 1, {suspect.name}"
-        return Verdict.INCONCLUSIVE, told_suspicion(said, suspect.log10_e or 0.0, plan)
+        return Verdict.INCONCLUSIVE, told_suspicion(said, suspect.log10_e or 0.0, plan, proven=asked)
     wanted = plan.largest_undetected_shift_per_setting
     if detectable > wanted:
         # a fifth more, since texts may end early
@@ -184,9 +185,7 @@ def _verdict(
         setting = thinnest.removeprefix("num_tokens_")
         said = f"too few tokens: in {setting} a shift of the mean law below {detectable:.2g} would go unseen"
         return Verdict.INCONCLUSIVE, f"{said}, {wanted:.2g} is wanted; set parameter_tokens = {needed} in the plan"
-    return Verdict.PASS, (
-        f"{len({request.id.split('/')[1] for request in scored.requests()})} settings, {len(scored):,} tokens: none outside the support that the target allows"
-    )
+    return Verdict.PASS, f"{asked}: none outside the support that the target allows"
 
 
 def over(grid: Grid) -> Check:

@@ -205,7 +205,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         sample_unit="pairs of texts",
         smallest_detectable=detectable,
         effect_unit=_EFFECT,
-        advice=_ADVICE if verdict is not Verdict.PASS else "",
+        advice=_ADVICE,
         plots=(_plot(compared, control, lossy, plan),),
     )
 
@@ -226,10 +226,9 @@ def arms_verdict(
     if nothing_drafted(on):
         return Verdict.INCONCLUSIVE, "nothing was drafted in the ON arm, so nothing was compared"
     if suspicious(compared.log10_e):
-        said = (
-            f"evidence 10^{compared.log10_e:.1f} to 1 that the arms differ, after {len(compared.path)} pairs of texts"
-        )
-        return Verdict.INCONCLUSIVE, told_suspicion(said, compared.log10_e, plan)
+        seen = f"{len(compared.path)} pairs of texts"
+        said = f"evidence 10^{compared.log10_e:.1f} to 1 that the arms differ, after {seen}"
+        return Verdict.INCONCLUSIVE, told_suspicion(said, compared.log10_e, plan, proven=seen)
     if lossy.log10_max < _CONTROL:
         said = f"{len(compared.path)} pairs of texts are too few: an arm at {COLDER} of the temperature was not seen"
         return Verdict.INCONCLUSIVE, f"{said} (10^{lossy.log10_max:.1f}); raise {budget} in the plan"

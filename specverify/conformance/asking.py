@@ -116,7 +116,8 @@ def _concluded(
     suspect = next((test for test in seen.tests if test.log10_e is not None and suspicious(test.log10_e)), None)
     if suspect is not None and verdict is Verdict.PASS:  # unless the judge finds it to be proof
         said = f"evidence 10^{suspect.log10_e:.1f} to 1, {suspect.name}"
-        verdict, summary = Verdict.INCONCLUSIVE, f"{told_suspicion(said, suspect.log10_e or 0.0, plan)}; {summary}"
+        told = told_suspicion(said, suspect.log10_e or 0.0, plan, proven="")
+        verdict, summary = Verdict.INCONCLUSIVE, f"{told}; {summary}" if told else summary
     return CheckResult(
         id=cell_id,
         claim=claim,
@@ -129,7 +130,7 @@ def _concluded(
         sample_unit=seen.sample_unit,
         smallest_detectable=seen.smallest_detectable,
         effect_unit=seen.effect_unit,
-        advice=seen.advice if wrong or seen.verdict is not Verdict.PASS else "",
+        advice=seen.advice if wrong or seen.tests or seen.verdict is not Verdict.PASS else "",
         reproduce=reproduce(subject, plan, cell_id),
     )
 

@@ -21,6 +21,7 @@ from specverify.checks.evidence import (
     e_process,
     e_process_test,
     empty_texts,
+    in_doubt,
     pit_tests,
     proof,
     suspicious,
@@ -230,7 +231,7 @@ def _off(result: CheckResult) -> CheckResult:
     advice = "what the engine tells of its own texts is not what it draws from: look at its log-probabilities first"
     return replace(
         result, id=f"off/{result.id}", claim=f"without speculation: {result.claim}", tests=tests,
-        advice=advice if result.verdict is Verdict.FAIL else result.advice,
+        advice=advice if in_doubt(result) else result.advice,
     )  # fmt: skip
 
 

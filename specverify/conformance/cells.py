@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specverify.certify import environment, run_check
 from specverify.checks.check import asked
+from specverify.checks.evidence import in_doubt
 from specverify.checks.greedy import greedy
 from specverify.checks.lossless import lossless
 from specverify.checks.parameters import over
@@ -249,7 +250,7 @@ def _off(result: CheckResult) -> CheckResult:
         claim=f"without speculation: {result.claim}",
         tests=tuple(replace(test, name=f"off: {test.name}") for test in result.tests),
         advice="mend the adapter, or what the engine does without speculation; until then nothing follows about speculation"
-        if result.verdict is Verdict.FAIL
+        if in_doubt(result)
         else result.advice,
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from specverify.report.text import LABELS, NONE, clean, measurement, number
+from specverify.report.text import LABELS, NONE, clean, measurement, number, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from specverify.records import Certificate, ModelFingerprint
 
@@ -64,8 +64,9 @@ def _all(last: Certificate, certificate: Certificate) -> Iterator[Change]:
             before=clean(str(getattr(last.environment, each.name))),
             now=clean(str(getattr(certificate.environment, each.name))),
         )
-    for key in dict.fromkeys((*certificate.plan, *last.plan)):
-        yield Change(what=f"plan: {clean(key)}", before=_setting(last.plan, key), now=_setting(certificate.plan, key))
+    was, is_now = dict(settings(last.plan)), dict(settings(certificate.plan))
+    for key in dict.fromkeys((*is_now, *was)):
+        yield Change(what=f"plan: {clean(key)}", before=clean(was.get(key, NONE)), now=clean(is_now.get(key, NONE)))
     yield Change(what="prompts", before=last.prompts_sha256[:12], now=certificate.prompts_sha256[:12])
 
 
@@ -90,7 +91,3 @@ def _files(role: str, before: ModelFingerprint | None, now: ModelFingerprint | N
         yield Change(what=f"{role}/{clean(name)}", before=was.get(name, NONE)[:12], now=are.get(name, NONE)[:12])
     if len(differing) > _MOST_FILES:
         yield Change(what=f"{role}: more files", before=NONE, now=f"{len(differing) - _MOST_FILES:,} differ")
-
-
-def _setting(plan: Mapping[str, object], key: str) -> str:
-    return clean(str(plan.get(key, NONE)), most=120)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from specverify.records import Verdict
 from specverify.report import text
@@ -15,8 +15,6 @@ from specverify.report.changes import changes, comparable
 from specverify.report.plots import svg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from jinja2 import Template
 
     from specverify.records import Certificate, CheckResult, Plot
@@ -47,7 +45,7 @@ def render_html(certificate: Certificate, last: Certificate | None = None) -> st
         counts=_counts(certificate),
         facts=_facts(certificate),
         models=_models(certificate),
-        plan=list(_flat(certificate.plan)),
+        plan=list(text.settings(certificate.plan)),
         banner=text.planted(certificate),
         title=f"{text.LABELS[certificate.verdict]}: {text.versus(certificate)}",
     )
@@ -60,7 +58,7 @@ def _template() -> Template:
     )
     environment.globals.update(
         Verdict=Verdict, LABELS=text.LABELS, MARKS=text.MARKS, MOST_FINDINGS=_MOST_FINDINGS,
-        detectable=text.detectable, duration=text.duration, figures=_figures, measurement=text.measurement,
+        command=_command, detectable=text.detectable, duration=text.duration, figures=_figures, measurement=text.measurement,
         number=text.number, rate=text.rate, samples=text.samples, test_row=text.test_row,
     )  # fmt: skip
     return environment.from_string(files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8"))
@@ -71,6 +69,11 @@ def _printable(value: object) -> object:
     return (
         value if isinstance(value, Markup) or not isinstance(value, str) else text.clean(value, most=_MOST_CHARACTERS)
     )
+
+
+def _command(words: str) -> Markup:
+    """All of a command, however long: half of one can't be pasted."""
+    return escape(text.clean(words))
 
 
 def _figures(result: CheckResult, place: int) -> list[tuple[Plot, Markup]]:
@@ -118,13 +121,3 @@ def _models(certificate: Certificate) -> list[tuple[str, str, str]]:
         for name in file_names
     ]
     return rows
-
-
-def _flat(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in plan.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, (tuple, list)):
-            yield f"{prefix}{name}", ", ".join(map(str, value)) or text.NONE
-        else:
-            yield f"{prefix}{name}", str(value)

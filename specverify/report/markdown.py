@@ -23,7 +23,7 @@ _MOST_CHANGES = 40
 _MOST_IN_LINE = 400
 _MOST_IN_TABLE = 25_000
 _MOST_IN_BLOCK = 12_000
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$])|^(?=[-+#>=]|\d+[.)])")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$])|^(?=[-+](?!\d)|[#>=]|\d+[.)](?:\s|$))")
 """What begins markup anywhere, and what begins a list, a heading or a quote at the start of a line."""
 _SIGNS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.INCONCLUSIVE: "⚠️", Verdict.NOT_RUN: "⏭️"}
 
@@ -117,7 +117,7 @@ def _block(result: CheckResult, *, seed: int) -> Iterator[str]:
 
 
 def _fenced(command: str) -> str:
-    content = text.clean(command, most=1_000)
+    content = text.clean(command, most=4_000)
     longest = max((len(run) for run in re.findall("`+", content)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}shell\n{content}\n{fence}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_object", "render_matrix", "sentence", "table"]
 
-_HEAD = ("target", "draft", "parameters", "tokens", "verdict", "acceptance", "speed-up", "evidence", "e-BH")
+_HEAD = ("cell", "target", "draft", "parameters", "tokens", "verdict", "acceptance", "speed-up", "evidence", "e-BH")
 
 
 def table(rows: Sequence[MatrixRow]) -> str:
@@ -78,6 +78,7 @@ def _finite(value: float) -> float | str:
 def _cells(row: MatrixRow) -> tuple[str, ...]:
     known = [None if math.isnan(each) else each for each in (row.expected_acceptance, row.measured_speedup)]
     return (
+        clean(row.cell.name.partition("-")[0]),  # what the name of its folder begins with
         clean(row.cell.target),
         clean(row.cell.draft),
         clean(row.cell.parameters),

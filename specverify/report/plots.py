@@ -13,6 +13,7 @@ import re
 import warnings
 from html import escape
 from io import StringIO
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from specverify.records import PlotKind
-from specverify.report.text import at_most, clean
+from specverify.report.text import at_most, clean, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,7 @@ _MARKERS = "osD^vP"
 _LONGEST_LABEL = 32
 _MOST_POINTS_MARKED = 40
 _MOST_LABELS_BELOW = 10
+_MOST_POINTS_TOLD = 12
 _SETTINGS: dict[Any, Any] = {
     "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
     "svg.fonttype": "none", "text.parse_math": False, "font.family": "DejaVu Sans", "font.size": 10.5,
@@ -60,7 +62,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def svg(plot: Plot, *, prefix: str = "") -> str:
-    """The plot as one `<svg>` element with its title and caption as its accessible name; ids begin with `prefix`."""
+    """The plot as one `<svg>` element whose accessible name says title, caption and numbers; ids begin with `prefix`."""
     digest = hashlib.sha256(repr(plot).encode("utf-8", "replace")).hexdigest()[:10]
     with mpl.rc_context({**_SETTINGS, "svg.hashsalt": digest}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a glyph that matplotlib's font lacks is drawn by the browser
@@ -71,7 +73,7 @@ def svg(plot: Plot, *, prefix: str = "") -> str:
         drawn = StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         FigureCanvasSVG(figure).print_svg(drawn, metadata=metadata)  # type: ignore[no-untyped-call]  # matplotlib is untyped here
-    return _for_a_page(drawn.getvalue(), prefix=f"{prefix}p{digest}", label=f"{plot.title}. {plot.caption}")
+    return _for_a_page(drawn.getvalue(), prefix=f"{prefix}p{digest}", label=_told(plot))
 
 
 def _height(plot: Plot) -> float:
@@ -147,7 +149,7 @@ def _finish(plot: Plot, axes: Axes) -> None:
     sideways = _sideways(plot)
     x_label, y_label = (plot.y_label, plot.x_label) if sideways else (plot.x_label, plot.y_label)
     axes.set_xlabel(at_most(x_label, 90))
-    axes.set_ylabel(at_most(y_label, 52))
+    axes.set_ylabel(fill(at_most(y_label, 52), 30))
     if sideways or plot.kind is PlotKind.BAR:
         axes.grid(visible=False, axis="y" if sideways else "x")
     numeric = [x for series in plot.series if not series.dashed for x in series.x if not isinstance(x, str)]
@@ -190,6 +192,22 @@ def _label(series: Series) -> str:
 
 def _has_interval(series: Series) -> bool:
     return len(series.low) == len(series.high) == len(series.y) > 0
+
+
+def _told(plot: Plot) -> str:
+    """The plot in words, for whoever doesn't see it: every point of a short series, the telling ones of a long one."""
+    return " ".join([f"{plot.title}. {plot.caption}", *(_told_series(series) for series in plot.series if series.y)])
+
+
+def _told_series(series: Series) -> str:
+    places, few = range(len(series.y)), len(series.y) <= _MOST_POINTS_TOLD
+    telling = {0, min(places, key=series.y.__getitem__), max(places, key=series.y.__getitem__), places[-1]}
+    points = []
+    for place in places if few else sorted(telling):
+        interval = f" ({number(series.low[place])} to {number(series.high[place])})" if _has_interval(series) else ""
+        points.append(f"{number(series.y[place])}{interval} at {_name(series.x[place])}")
+    among = "" if few else f", first, lowest, highest and last of {len(places):,} points"
+    return f"{at_most(series.label, 48)}{among}: {', '.join(points)}."
 
 
 def _for_a_page(drawn: str, *, prefix: str, label: str) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from specverify.records import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from specverify.records import Certificate, CheckResult, Finding, StatisticalTest
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "planted",
     "rate",
     "samples",
+    "settings",
     "test_row",
     "versus",
 ]
@@ -148,6 +151,17 @@ def detectable(result: CheckResult) -> str:
 def samples(result: CheckResult) -> str:
     """How much was looked at."""
     return f"{result.num_samples:,} {clean(result.sample_unit)}" if result.num_samples else NONE
+
+
+def settings(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every field of a plan by its name in a plan file, and its value."""
+    for name, value in plan.items():
+        if isinstance(value, dict):
+            yield from settings(value, f"{prefix}{name}.")
+        elif isinstance(value, (tuple, list)):
+            yield f"{prefix}{name}", ", ".join(map(str, value)) or NONE
+        else:
+            yield f"{prefix}{name}", str(value)
 
 
 # ---------------------------------------------------------------------------------------------- tests

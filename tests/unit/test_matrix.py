@@ -65,6 +65,7 @@ def test_one_table() -> None:
     markdown = render_matrix(rows, 1e-3)
     assert markdown.count("\n|") == 5
     assert "d\\|0" in markdown
+    assert "\n| 2 | t |" in markdown  # the number that its folder begins with
     assert "1 FAIL" in sentence(rows, 1e-3)
     assert as_object(rows, 1e-3)["cells"][0]["discovered"] is True
     assert len(render_matrix(rows * 500, 1e-3)) < 65_000

@@ -7,6 +7,7 @@ import pytest
 
 from specverify.checks.evidence import positive_statements
 from specverify.checks.lossless import lossless
+from specverify.judge import judge
 from specverify.plan import Plan
 from specverify.records import DecodeRequest, DecodeStep, DecodeTrace, FinishReason, SamplingParams, Verdict
 from specverify.scoring import ScoredTraces
@@ -50,6 +51,15 @@ def test_a_suspicion_that_stays_is_no_pass():
     assert result.verdict is Verdict.INCONCLUSIVE
     assert "suspect: evidence 10^3.2 to 1" in result.summary
     assert result.num_samples == 10_000
+
+
+def test_proof_is_said_once_and_says_what_to_do():
+    """The judge's FAIL keeps the check's advice, and names the evidence one time."""
+    (result,), _ = judge([lossless.conclude(subject(), PLAN, stream(1_000, 9.0))], PLAN.false_fail_rate)
+    assert result.verdict is Verdict.FAIL
+    assert result.summary.count("evidence 10^9.0 to 1") == 1
+    assert result.summary.endswith("; 1,000 tokens of 16 prompts")
+    assert "--only exactness" in result.advice
 
 
 def test_a_suspicion_that_goes_away_is_a_pass_over_all_tokens():

@@ -79,8 +79,10 @@ def test_suspicion_of_a_cell_is_no_pass(log10_e, verdict):
     test = StatisticalTest(
         name="law", statistic=log10_e, log10_e=log10_e, allowed=math.nan, failed=False, num_samples=9
     )
-    look = cell("c", "a claim", lambda _: Seen(summary="seen", tests=(test,)))
+    look = cell("c", "a claim", lambda _: Seen(summary="seen", tests=(test,), advice="look here"))
     plan = engine_plan()
     (result,), _ = judge([run_check(look, subject(engine=Says(1)), plan)], plan.false_fail_rate)
     assert result.verdict is verdict
     assert ("suspect: evidence 10^3.1 to 1, law" in result.summary) == (log10_e == 3.1)
+    assert result.advice == "look here"
+    assert result.summary.count("evidence") == (verdict is not Verdict.PASS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specverify.plan import CHECK_IDS
+from specverify.plan import CHECK_IDS, Plan
 from specverify.records import Certificate, Verdict
 from specverify.report.changes import changes, comparable
 from specverify.report.html import render_html
@@ -38,6 +38,11 @@ def test_each_difference_is_a_row() -> None:
     assert found["torch"] == ("2.13.0+cpu", "2.14.0")
     assert set(found) == {"verdict", "acceptance: verdict", "measured_speedup", "target/tokenizer.json", "torch"}
     assert not changes(LAST, LAST)
+    plan = Plan()
+    other = replace(plan, only=("greedy", "lossless"), params=replace(plan.params, max_new_tokens=33))
+    found = {each.what: (each.before, each.now) for each in changes(LAST, certificate_of(plan=other))}
+    assert found["plan: only"] == ("—", "greedy, lossless")
+    assert found["plan: params.max_new_tokens"] == ("32", "33")
 
 
 def test_only_the_same_pair_is_compared() -> None:

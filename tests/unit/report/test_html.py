@@ -91,6 +91,14 @@ def test_hostile_text_is_text(page: str, read: Reader) -> None:
     assert "x" * 2_000 not in page
 
 
+def test_a_command_is_whole(certificate: Certificate) -> None:
+    """However long its paths are, for it is there to be pasted."""
+    command = f"specverify certify {'deep/' * 300}target"
+    check = replace(certificate.checks[0], reproduce=command)
+    words = "".join(Reader(render_html(replace(certificate, command=command, checks=(check,)))).text)
+    assert words.count(command) == 2
+
+
 def test_verdict_comes_first(read: Reader) -> None:
     """The first heading says the verdict in words, the next line why."""
     words = " ".join("".join(read.text).split())
@@ -104,7 +112,7 @@ def test_open_what_failed(read: Reader) -> None:
 
 
 def test_for_screen_readers(read: Reader) -> None:
-    """Language, landmarks, scoped headers, ordered headings, and a name for each picture."""
+    """Language, landmarks, scoped headers, ordered headings, and a name for each picture and table."""
     assert read.all("html") == [{"lang": "en"}]
     assert {"header", "main", "footer"} <= {tag for tag, _ in read.tags}
     assert all(attrs.get("scope") in ("col", "row") for attrs in read.all("th"))
@@ -114,6 +122,14 @@ def test_for_screen_readers(read: Reader) -> None:
     pictures = read.all("svg")
     assert len(pictures) == 4
     assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in pictures)
+    ids = {attrs.get("id") for _, attrs in read.tags}
+    assert all(attrs["aria-labelledby"] in ids for attrs in read.all("table"))
+
+
+def test_paper_and_phones_cut_nothing_off(page: str) -> None:
+    """What scrolls on a screen stands whole on paper, and a long name breaks anywhere."""
+    assert ".scroll { overflow: visible; }" in page[page.index("@media print") :]
+    assert "overflow-wrap: anywhere; }" in page[page.index("body {") : page.index(".page {")]
 
 
 def test_contrast(page: str) -> None:

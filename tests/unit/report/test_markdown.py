@@ -42,13 +42,15 @@ def test_cells(certificate: Certificate, hostile: str) -> None:
         ("a_b*c", r"a\_b\*c"),
         ("- a", "\u2060- a"),
         ("1. a", "\u20601. a"),
+        ("1.0e-12 TV distance", "1.0e-12 TV distance"),
+        ("-0.8 nats", "-0.8 nats"),
         ("#12", "\u2060#\u206012"),
         ("\\|", r"\\\|"),
         ("&lt;", "&amp;lt;"),
     ],
 )
 def test_escape(content: str, said: str) -> None:
-    """Markup is text."""
+    """Markup is text, and a number is copied as it reads."""
     assert escape(content) == said
 
 

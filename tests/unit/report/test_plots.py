@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
@@ -29,10 +30,20 @@ def test_draws(kind: PlotKind, series: tuple[Series, ...]) -> None:
     """Every kind draws numbers, names, intervals, references and nothing, as XML in the page's colours."""
     drawn = svg(plot(kind, *series))
     root = ET.fromstring(drawn)
-    assert root.get("aria-label") == "Title. How to read it."
+    assert (root.get("aria-label") or "").startswith("Title. How to read it.")
     assert root.get("viewBox")
     assert "var(--" in drawn
     assert "#0a0a0" not in drawn.replace("fallback", "")
+
+
+def test_the_numbers_are_said() -> None:
+    """Whoever doesn't see the picture hears its numbers: all of a few, the telling ones of many."""
+    many = Series(label="many", x=tuple(map(float, range(100))), y=tuple(float(-abs(x - 40)) for x in range(100)))
+    drawn = svg(plot(PlotKind.LINE, replace(NUMBERS, y=(1.0, 0.5, 3.0)), many, LIMIT))
+    assert (ET.fromstring(drawn).get("aria-label") or "").split(" How to read it. ")[1] == (
+        "s: 1 (0 to 2) at 1, 0.5 (1 to 3) at 2, 3 (2 to infinite) at 3. "
+        "many, first, lowest, highest and last of 100 points: -40 at 0, 0 at 40, -59 at 99. limit: 1 at 1, 1 at 2."
+    )
 
 
 def test_deterministic_and_apart() -> None:
