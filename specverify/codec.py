@@ -56,9 +56,8 @@ _MOST_BYTES = 256 * 1024 * 1024  # of any file that is read: a wrong path should
 _MOST_SETTINGS_BYTES = 1024 * 1024  # of a plan or a policy: nobody writes more by hand
 _MOST_DEPTH = 64  # of brackets in JSON or TOML; ours has fewer than ten
 _BRACKETS = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|[\[\]{}]')  # what stands in a string opens nothing
-_DOTTED = re.compile(
-    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_DEPTH}}}"""
-)  # a key of TOML
+# a key of TOML with too many parts
+_DOTTED = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MOST_DEPTH}}}""")
 _NON_FINITE = re.compile(r"\\*(NaN|-?Infinity)")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBER_LIST = re.compile(r'\[\n(?:\s+(?:[-+.eE\d]+|"NaN"|"-?Infinity"),?\n)+\s*\]')
