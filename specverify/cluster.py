@@ -203,23 +203,31 @@ def _connected(address: str) -> Any:  # noqa: ANN401 - Ray is a module, imported
         msg = "--ray needs the package ray; install specverify-decoding[ray]"
         raise UsageError(msg) from error
     where = {} if address == "local" else {"address": address}
+    listens = False
     try:
-        _knock(address)
+        listens = _knock(address)
         ray.init(**where, log_to_driver=False, configure_logging=False, include_dashboard=False if not where else None)
     except Exception as error:  # Ray raises bare ones, such as for a node that doesn't start
         reason = " ".join(str(error).split())[:160]
         msg = f"there is no Ray cluster at {address} ({reason}); start one with `ray start --head`"
+        if listens:
+            msg = (
+                f"the Ray cluster at {address} does not let this process in ({reason}); if it was started with a token, as Ray "
+                "does where ~/.ray/auth_token is, set RAY_AUTH_MODE=token"
+            )
         if address == "local":
             msg = f"Ray can't start a cluster on this machine ({reason}); its logs are in /tmp/ray/session_latest/logs"
         raise UsageError(msg) from error
     return ray
 
 
-def _knock(address: str) -> None:
-    """Raise `OSError` at once where nobody listens; Ray itself tries for minutes."""
+def _knock(address: str) -> bool:
+    """Whether somebody is known to listen; raises `OSError` at once where nobody does: Ray itself tries for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=10).close()
+        return True
+    return False
 
 
 def _engine(subject: Subject) -> ReferenceEngine:

@@ -165,7 +165,8 @@ def _probed(rule: Rule, blocks: _Blocks, seed: int) -> list[Finding]:
     residual = (blocks.target_probs[:, 0] - blocks.draft_probs[:, 0]).clamp(min=0)
     residual = residual / residual.sum(-1, keepdim=True).clamp(min=torch.finfo(residual.dtype).tiny)
     off = {
-        "rejected just below the threshold min(1, p/q)": below.num_accepted_tokens == 0,
+        # at p = 0 nothing lies below: that draft is rejected at every uniform, 0 too, which `above` asks
+        "rejected just below the threshold min(1, p/q)": (threshold > 0) & (below.num_accepted_tokens == 0),
         "accepted just above the threshold min(1, p/q)": rejectable & (above.num_accepted_tokens > 0),
         "the replacement of a rejected draft is not drawn from [p - q]+": rejectable
         & (above.num_accepted_tokens == 0)

@@ -11,7 +11,7 @@ from specverify.checks.boundary import boundary, reference_block
 from specverify.choices import Stream
 from specverify.faults import find_fault
 from specverify.plan import Plan
-from specverify.records import CheckResult, Verdict
+from specverify.records import CheckResult, SamplingParams, Verdict
 from specverify.subject import EncodedPrompt, Subject
 from specverify.verification.rules import RULES
 from tests.unit.checks.hashed import VOCAB_SIZE, concluded, subject
@@ -40,6 +40,23 @@ def test_the_healthy_rule_passes_with_a_bound():
     assert result.verdict is Verdict.PASS
     assert result.num_samples == 300
     assert result.measurements["code_tv_bound"] == pytest.approx(13.8155 / 300, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(top_p=0.9), SamplingParams(top_k=2), SamplingParams(min_p=0.5), SamplingParams(temperature=0.3)],
+)
+def test_the_healthy_rule_passes_whatever_the_pair_is_certified_with(params: SamplingParams):
+    """A draft outside the target's support has p = 0: there is nothing below its threshold, and it must be rejected."""
+    assert concluded(boundary, healthy(), replace(PLAN, params=params)).verdict is Verdict.PASS
+
+
+def test_a_draft_of_probability_zero_that_is_accepted_at_zero_shows_where_filters_make_one():
+    """`u <= p` differs from `u < p` at one point, and a probe lies on it."""
+    well = healthy()
+    wrong = replace(well, decoder=find_fault("accept-or-equal").apply(well.decoder))
+    result = concluded(boundary, wrong, replace(PLAN, params=SamplingParams(top_k=2)))
+    assert any("accepted just above the threshold" in finding.text for finding in result.findings)
 
 
 @pytest.mark.parametrize(
