@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 from typing import TYPE_CHECKING
 
+from specverify.cli.store import CHECKPOINT
 from specverify.codec import write_text_atomically
 from specverify.errors import OutputError
 from specverify.redaction import without_secrets
@@ -37,6 +39,7 @@ def reserved(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         msg = f"{folder} is a file, and the certificate needs a folder; give another --out"
         raise OutputError(msg)
+    _require_room(folder)
     made = [each for each in folder.parents if not each.exists()]
     probe, lock = folder / f".probe-{secrets.token_hex(4)}", folder / ".lock"
     try:
@@ -50,10 +53,27 @@ def reserved(folder: Path) -> Iterator[None]:
     except Timeout as error:
         msg = f"another run is writing to {folder}; wait for it, or give this one another folder with --out"
         raise OutputError(msg) from error
+    except OSError as error:  # of the lock: all else in a run has a sentence of its own
+        if error.filename is None or os.path.realpath(error.filename) != os.path.realpath(lock):
+            raise
+        msg = f"can't hold {folder} for this run: {(error.strerror or str(error)).lower()} ({lock}); give another --out"
+        raise OutputError(msg) from error
     finally:
         for each in (folder, *made):
             with contextlib.suppress(OSError):  # not empty: the certificate, or what a second run resumes from
                 each.rmdir()
+
+
+def _require_room(folder: Path) -> None:
+    """Raise `OutputError` for what would be in the way of a run's files when it ends, or would be lost by them."""
+    for name in _WRITTEN:
+        if (folder / name).exists() and not (folder / name).is_file():
+            msg = f"{folder / name} is no file, so none can be put there; give another --out"
+            raise OutputError(msg)
+    there = [name for name in _WRITTEN if (folder / name).exists()]
+    if there and not any((folder / name).exists() for name in (CERTIFICATE, PREVIOUS, CHECKPOINT)):
+        msg = f"{folder / there[0]} is not of a run of specverify, which would write over it; give another --out"
+        raise OutputError(msg)
 
 
 def last_of(folder: Path) -> Certificate | None:

@@ -77,6 +77,7 @@ def _certified(
     from specverify.cli.store import FileStore, run_key
 
     tell = _nobody if quiet else say
+    _require_other_folder(folder, sources)
     if invocation.score_by != "target":
         if cluster is not None:
             msg = f"--score-by {invocation.score_by} loads no target, so there is nothing for a cluster to compute; leave --ray out"
@@ -121,6 +122,18 @@ def _certified(
         else:
             store.remove()
         return certificate
+
+
+def _require_other_folder(folder: Path, sources: Sources) -> None:
+    """Raise `OutputError` where the certificate would be one more file of a model, which the gate would then refuse."""
+    from pathlib import Path
+
+    from specverify.errors import OutputError
+
+    for source in filter(None, (sources.target, sources.draft)):
+        if folder.is_dir() and Path(source).is_dir() and folder.samefile(source):
+            msg = f"{folder} is a model's folder, and a certificate there would be one of its files; give another --out"
+            raise OutputError(msg)
 
 
 def unmet_by(certificate: Certificate, invocation: Invocation) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -106,6 +107,29 @@ def test_output_that_cannot_be_written_is_refused_before_the_run(run: Run, tmp_p
     refused(run("certify", "./nowhere", "./nowhere", "--out", "taken/here", "--quiet"), "can't write", tmp_path)
     refused(run("certify", "./nowhere", "./nowhere", "--out", "taken", "--quiet"), "taken is a file", tmp_path)
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda out: (out / "certificate.json").mkdir(parents=True), "certificate.json is no file"),
+        (lambda out: (out / "report.html").mkdir(parents=True), "report.html is no file"),
+        (lambda out: (out.mkdir(), os.mkfifo(out / "certificate.json")), "certificate.json is no file"),
+        (lambda out: (out.mkdir(), (out / "junit.xml").write_text("<pytest/>")), "junit.xml is not of a run of specverify"),
+        (lambda out: (out / ".lock").mkdir(parents=True), "can't hold o for this run: is a directory"),
+        (lambda out: out.symlink_to(PAIR.target), "is a model's folder"),
+    ],
+)  # fmt: skip
+def test_what_is_in_the_way_is_seen_before_the_run(
+    run: Run, tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    """Nothing of somebody else's is written over, and no run ends without a place for its certificate."""
+    make(tmp_path / "o")
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run("certify", PAIR.target, PAIR.draft, "--out", "o", "--only", "compatibility", "--quiet")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert said in outcome.err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_refused_run_takes_every_folder_away_that_it_made(run: Run, tmp_path: Path) -> None:
