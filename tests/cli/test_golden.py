@@ -54,7 +54,8 @@ def test_a_golden_is_recorded_held_extended_and_recorded_again(run: Run, pair: P
     write_prompts("a", "b")
     unused = run("golden", "check", *PAIR)
     assert unused.code == 1
-    assert "unused: c is asked for no more" in unused.out
+    assert "unused: c is asked for no more; record again: specverify golden record" in unused.out
+    assert unused.out.rstrip().endswith("--update")
 
     next(each for each in UPGRADES if each.name == "fine-tuned target").apply(Path("pair"))
     changed = run("golden", "check", *PAIR, "--json")
