@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from specverify.report.text import LABELS, NONE, clean, measurement, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from specverify.records import Certificate, ModelFingerprint
 
@@ -64,8 +65,9 @@ def _all(last: Certificate, certificate: Certificate) -> Iterator[Change]:
             before=clean(str(getattr(last.environment, each.name))),
             now=clean(str(getattr(certificate.environment, each.name))),
         )
-    for key in dict.fromkeys((*certificate.plan, *last.plan)):
-        yield Change(what=f"plan: {clean(key)}", before=_setting(last.plan, key), now=_setting(certificate.plan, key))
+    was, asked = (dict(_settings(each.plan)) for each in (last, certificate))
+    for key in dict.fromkeys((*asked, *was)):
+        yield Change(what=f"plan: {clean(key)}", before=was.get(key, NONE), now=asked.get(key, NONE))
     yield Change(what="prompts", before=last.prompts_sha256[:12], now=certificate.prompts_sha256[:12])
 
 
@@ -92,5 +94,10 @@ def _files(role: str, before: ModelFingerprint | None, now: ModelFingerprint | N
         yield Change(what=f"{role}: more files", before=NONE, now=f"{len(differing) - _MOST_FILES:,} differ")
 
 
-def _setting(plan: Mapping[str, object], key: str) -> str:
-    return clean(str(plan.get(key, NONE)), most=120)
+def _settings(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each number by its own name: one certificate was just made, the other read back, with other orders and lists for tuples."""
+    for key, value in plan.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", clean(str(list(value) if isinstance(value, tuple) else value), most=120)
