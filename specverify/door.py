@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from specverify.certify import certify, chosen
 from specverify.cli.invocation import Invocation, require_known
 from specverify.cli.setup import make_subject, require_names
 from specverify.codec import typed_plan
-from specverify.errors import PromptError
+from specverify.engines import require_engine
+from specverify.errors import PromptError, UsageError
 from specverify.plan import BUDGETS, Plan
 from specverify.prompt_file import require_text
 from specverify.records import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from specverify.engines import Engine
     from specverify.records import Certificate
     from specverify.subject import Subject
@@ -54,20 +56,46 @@ def certify_pair(
     """
     asked = plan_of(**plan)
     chosen(asked)
+    _require_kinds(engine=engine, out=out, prompts=prompts, trust_remote_code=trust_remote_code)
     invocation = Invocation(
         target=None if target is None else str(target), draft=None if draft is None else str(draft), pair=pair,
         drafter=drafter, rule=rule, branching=branching, device_map=device_map, trust_remote_code=trust_remote_code,
         prompts=Path(prompts) if isinstance(prompts, (str, Path)) else None,
     )  # fmt: skip
     texts = None if prompts is None or isinstance(prompts, (str, Path)) else _prompts(prompts)
-    subject = subject_of(invocation, asked, prompts=texts, engine=engine)
-    certificate = certify(subject, asked, watch=watch, trust_remote_code=trust_remote_code)
-    if out is not None:
-        from specverify.cli.output import last_of, render, reserved, write_all  # noqa: PLC0415 - draws plots: slow to import
+    if out is None:
+        return certify(
+            subject_of(invocation, asked, prompts=texts, engine=engine),
+            asked,
+            watch=watch,
+            trust_remote_code=trust_remote_code,
+        )
+    from specverify.cli.output import last_of, render, reserved, set_aside, write_all  # noqa: PLC0415 - needed for files only
 
-        with reserved(Path(out)):
-            write_all(Path(out), render(certificate, last_of(Path(out))))
+    with reserved(Path(out)):
+        set_aside(Path(out))
+        subject = subject_of(invocation, asked, prompts=texts, engine=engine)
+        certificate = certify(subject, asked, watch=watch, trust_remote_code=trust_remote_code)
+        write_all(Path(out), render(certificate, last_of(Path(out))))
     return certificate
+
+
+def _require_kinds(*, engine: object, out: object, prompts: object, trust_remote_code: object) -> None:
+    """Raise `UsageError` for what a checker of types would have refused, before a model is loaded."""
+    if engine is not None:
+        require_engine(engine)
+    if not isinstance(out, (str, Path, NoneType)):
+        msg = f"out={out!r:.80} is no folder; give its path"
+        raise UsageError(msg)
+    if not isinstance(prompts, (str, Path, Iterable, NoneType)):
+        msg = f"prompts={prompts!r:.80} is neither a file nor a list of texts"
+        raise PromptError(msg)
+    if isinstance(prompts, str) and not os.path.exists(prompts):  # noqa: PTH110 - a long text is no path at all
+        msg = f"prompts={prompts!r:.80} is no file; texts go into a list"
+        raise PromptError(msg)
+    if not isinstance(trust_remote_code, bool):
+        msg = f"trust_remote_code={trust_remote_code!r:.80} is neither True nor False"
+        raise UsageError(msg)
 
 
 def plan_of(**fields: Any) -> Plan:  # noqa: ANN401 - as above

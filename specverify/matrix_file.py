@@ -109,7 +109,7 @@ def _require_different(matrix: Matrix, source: str) -> None:
         twice = next((place for place, value in enumerate(values) if value in values[:place]), None)
         if twice is not None:
             shown = [*matrix.parameters][twice] if key == "parameters" else getattr(matrix, key)[twice]
-            msg = f"{source} has the same of {key} twice ({shown!r:.200}); leave one out"
+            msg = f"{source} names one of {key} twice ({shown!r:.200}); leave one out"
             raise PlanError(msg)
 
 

@@ -14,8 +14,9 @@ from specverify.cli.engine_setup import decoded_by_engine
 from specverify.cli.invocation import Invocation
 from specverify.cli.setup import make_subject
 from specverify.door import plan_of
+from specverify.engines import require_engine
 from specverify.engines.reference import ReferenceEngine
-from specverify.errors import ClaimViolated
+from specverify.errors import ClaimViolated, UsageError
 from specverify.judge import judge
 from specverify.records import Verdict
 from specverify.report.text import detectable, failure, samples
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from specverify.engines import Engine
     from specverify.subject import Subject
 
-__all__ = ["Assertion", "Ledger", "subject_of_options"]
+__all__ = ["Assertion", "Ledger", "in_one_sentence", "subject_of_options"]
 
 
 @dataclass
@@ -58,7 +59,8 @@ class Assertion:
     def __call__(self, engine: Engine | None = None, **plan: Any) -> None:  # noqa: ANN401 - fields of Plan
         """Hold the claim of `engine`, or of the fixture's; keyword arguments are fields of the plan.
 
-        Raises `ClaimViolated`, an AssertionError, for FAIL and for too little evidence; skips what can't be asked.
+        Raises `ClaimViolated`, an AssertionError, for FAIL and for too little evidence, and `UsageError` for a field that
+        can't be used; skips what can't be asked.
         """
         __tracebackhide__ = True
         share = self.ledger.spend()
@@ -70,9 +72,14 @@ class Assertion:
             **plan,
             "only": self.check_id,
         }
-        asked = plan_of(**given)
         check = next(each for each in CHECKS if each.id == self.check_id)
-        result = run_check(check, _with(self.subject, engine or self.engine, asked.num_speculative_tokens), asked)
+        try:
+            asked = plan_of(**given)
+            if engine is not None:
+                require_engine(engine)
+            result = run_check(check, _with(self.subject, engine or self.engine, asked.num_speculative_tokens), asked)
+        except UsageError as error:  # the test's own line, then the sentence: what lies between is ours
+            raise error.with_traceback(None) from None
         (result,), _ = judge([result], share)
         seen = f"{samples(result)}, smallest detectable {detectable(result)}"
         self.record({"check": self.check_id, "verdict": result.verdict, "share": share, "seen": seen})
@@ -80,6 +87,15 @@ class Assertion:
             pytest.skip(f"{self.check_id}: {result.summary}")
         if result.verdict is not Verdict.PASS:
             raise ClaimViolated(failure(dataclasses.replace(result, reproduce=self.reproduce), seed=asked.seed))
+
+
+@contextlib.contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """A mistake in the options fails what needs them with its sentence alone."""
+    try:
+        yield
+    except UsageError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 @contextlib.contextmanager

@@ -153,6 +153,7 @@ class GoldenChecker:
         """The report of a pair that still holds. Without `target`, `name` is an embedded pair."""
         from specverify.cli.golden import MAX_PROMPTS, GoldenRequest  # noqa: PLC0415 - nothing heavy before a test asks
         from specverify.errors import UsageError  # noqa: PLC0415 - as above
+        from specverify.golden_file import recorded  # noqa: PLC0415 - as above
 
         self.config.stash[_SESSION].used.add(name)
         request = GoldenRequest(
@@ -167,10 +168,11 @@ class GoldenChecker:
             dtype=dtype,
         )
         try:
-            report = self._report(request)
+            return self._report(request)
         except UsageError as error:
-            pytest.fail(f"{error}, or run pytest --specverify-golden-update-new", pytrace=False)
-        return report
+            new = "" if recorded(request.folder) else ", or run pytest --specverify-golden-update-new"
+            msg = f"{error}{new}"
+            raise pytest.fail.Exception(msg, pytrace=False) from None
 
     def _report(self, request: GoldenRequest) -> GoldenReport:
         from specverify.cli.golden import checked  # noqa: PLC0415 - as above

@@ -83,18 +83,30 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "specverify_needs(*capabilities, reason): skipped, with the reason, where the engine lacks one"
     )
-    rate = config.getoption("specverify_false_fail_rate")
-    if not 0 < rate < 1:
-        msg = f"--specverify-false-fail-rate is {rate}; it must lie between 0 and 1"
-        raise pytest.UsageError(msg)
+    if mistake := _mistake(config):
+        raise pytest.UsageError(mistake)
     given = getattr(config, "workerinput", {}).get("specverify_seed")
     if given is not None:
         config.option.specverify_seed = given
     elif config.getoption("specverify_vary_seed"):
-        if config.getoption("specverify_seed") is not None:
-            msg = "--specverify-seed and --specverify-vary-seed exclude each other; drop one"
-            raise pytest.UsageError(msg)
         config.option.specverify_seed = secrets.randbits(31)
+
+
+def _mistake(config: pytest.Config) -> str:
+    """What is wrong with the options, as far as it shows without torch; empty if nothing is."""
+    option = config.getoption
+    rate, seed = option("specverify_false_fail_rate"), option("specverify_seed")
+    if not 0 < rate < 1:
+        return f"--specverify-false-fail-rate is {rate}; it must lie between 0 and 1"
+    if seed is not None and option("specverify_vary_seed") and not _worker(config):
+        return "--specverify-seed and --specverify-vary-seed exclude each other; drop one"
+    if seed is not None and not 0 <= seed < 2**64:
+        return f"--specverify-seed is {seed}; it must be at least 0 and below 2^64"
+    if option("specverify_draft") and not option("specverify_target"):
+        return "--specverify-draft has no target; add --specverify-target, or leave both out for the embedded pair"
+    if option("specverify_engine_option") and not option("specverify_engine"):
+        return "--specverify-engine-option is for an engine; say which with --specverify-engine"
+    return ""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -143,7 +155,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in (name for marker in item.iter_markers("specverify_needs") for name in marker.args):
             _require_known(item, name)
     if file := config.getoption("specverify_xfails"):
-        _mark_known_failures(_known_failures(Path(file)), items, quiet=_worker(config) not in {"", "gw0"})
+        unmatched = _mark_known_failures(_known_failures(Path(file)), items)
+        if _worker(config) in {"", "gw0"}:
+            _warn_of(_gone(unmatched, config, items))
 
 
 def _require_known(item: pytest.Item, name: object) -> None:
@@ -183,7 +197,8 @@ def _known_failures(file: Path) -> dict[str, str]:
     return known
 
 
-def _mark_known_failures(known: dict[str, str], items: list[pytest.Item], *, quiet: bool) -> None:
+def _mark_known_failures(known: dict[str, str], items: list[pytest.Item]) -> set[str]:
+    """The ids that no collected test has."""
     matched = set()
     for item in items:
         for name in (item.nodeid, item.nodeid.partition("[")[0]):
@@ -191,7 +206,19 @@ def _mark_known_failures(known: dict[str, str], items: list[pytest.Item], *, qui
                 matched.add(name)
                 item.add_marker(pytest.mark.xfail(reason=known[name]))
                 break
-    for name in known.keys() - matched if not quiet else ():
+    return known.keys() - matched
+
+
+def _gone(unmatched: set[str], config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Those of no test: not what a session of chosen tests left out."""
+    whole = not config.getoption("lf", default=False) and not any("::" in argument for argument in config.args)
+    collected = {item.nodeid.partition("::")[0] for item in items} if whole else set()
+    files = {name: name.partition("::")[0] for name in unmatched}
+    return sorted(name for name, file in files.items() if file in collected or not (config.rootpath / file).exists())
+
+
+def _warn_of(gone: list[str]) -> None:
+    for name in gone:
         warning = pytest.PytestWarning(f"--specverify-xfails: no test has the id {name}")
         try:
             warnings.warn(warning, stacklevel=1)
@@ -205,15 +232,18 @@ def _mark_known_failures(known: dict[str, str], items: list[pytest.Item], *, qui
 @pytest.fixture(scope="session")
 def specverify_subject(pytestconfig: pytest.Config) -> Iterator[Subject]:
     """The pair of the options with the reference decoder, or the engine of `--specverify-engine`, and the prompts."""
-    from specverify.pytest_assertion import subject_of_options  # noqa: PLC0415 - torch is imported here, not before
+    from specverify.pytest_assertion import in_one_sentence, subject_of_options  # noqa: PLC0415 - torch is imported here, not before
 
-    with subject_of_options(
-        target=pytestconfig.getoption("specverify_target"),
-        draft=pytestconfig.getoption("specverify_draft"),
-        engine=pytestconfig.getoption("specverify_engine"),
-        options=tuple(pytestconfig.getoption("specverify_engine_option")),
-        seed=seed_of(pytestconfig),
-    ) as subject:
+    with (
+        in_one_sentence(),
+        subject_of_options(
+            target=pytestconfig.getoption("specverify_target"),
+            draft=pytestconfig.getoption("specverify_draft"),
+            engine=pytestconfig.getoption("specverify_engine"),
+            options=tuple(pytestconfig.getoption("specverify_engine_option")),
+            seed=seed_of(pytestconfig),
+        ) as subject,
+    ):
         yield subject
 
 

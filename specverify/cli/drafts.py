@@ -13,6 +13,7 @@ from specverify.cli.exits import EXIT_CODES
 from specverify.cli.invocation import Invocation
 from specverify.errors import UsageError
 from specverify.pairs import embedded
+from specverify.report.text import clean
 
 if TYPE_CHECKING:
     from specverify.compare_drafts import DraftComparison
@@ -65,7 +66,8 @@ def drafts(
     if as_json:
         typer.echo(json.dumps({"verdict": compared.verdict, **asdict(compared)}, indent=2))
     else:
-        typer.echo(_sentence(compared) if quiet else f"{_table(compared)}\n\n{_sentence(compared)}")
+        named = f"first:  {clean(first)}\nsecond: {clean(second)}\n\ntokens a step, with 95 % intervals\n"
+        typer.echo(_sentence(compared) if quiet else f"{named}{_table(compared)}\n\n{_sentence(compared)}")
     return EXIT_CODES[compared.verdict]
 
 

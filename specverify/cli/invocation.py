@@ -85,6 +85,9 @@ class Invocation:
                     msg = f"--{named} is for an engine, so say which: add --engine NAME, or leave --{named} out"
                     raise UsageError(msg)
         lookup = self.drafter == "prompt-lookup"
+        if self.target is None and self.draft is not None:
+            msg = f"the draft {self.draft} has no target; give both, or neither for the embedded pair"
+            raise UsageError(msg)
         if self.target is None:
             shipped = embedded(self.pair or "embedded")
             draft = None if lookup else str(shipped.draft)
@@ -183,7 +186,7 @@ def require_known(kind: str, name: str, known: Iterable[str]) -> str:
     """The same name; raises `PlanError` with the nearest known one."""
     names = list(known)
     if name not in names:
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        near = get_close_matches(str(name), names, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
         msg = f"there is no {kind} named '{name}'; {hint}"
         raise PlanError(msg)

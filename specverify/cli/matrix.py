@@ -171,14 +171,11 @@ def _write(out: Path, rows: list[MatrixRow], rate: float) -> None:
 
 
 def _show(rows: list[MatrixRow], rate: float, out: Path, *, quiet: bool, as_json: bool) -> None:
-    from specverify.report.matrix import as_object, sentence, table
+    from specverify.report.matrix import as_object, reasons, sentence, table
 
     if as_json:
         typer.echo(json.dumps(as_object(rows, rate)))
     elif quiet:
         typer.echo(sentence(rows, rate))
     else:
-        typer.echo(f"{table(rows)}\n\n{sentence(rows, rate)}\ncertificates: {out}")
-        for row in rows:
-            for reason in row.unmet:
-                typer.echo(f"{row.cell.name}: {reason}")
+        typer.echo("\n".join((table(rows), "", sentence(rows, rate), f"certificates: {out}", *reasons(rows))))

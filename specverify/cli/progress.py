@@ -58,7 +58,9 @@ class Bars:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("so far,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
         )
         self._progress = Progress(*columns, console=console, refresh_per_second=4)
         self._task: TaskID | None = None
@@ -68,8 +70,8 @@ class Bars:
         """End the bar before, and begin one."""
         self._finish()
         self._progress.start()
-        self._total = total
-        self._task = self._progress.add_task(name, total=total)
+        self._total = max(total, 1)  # a stage that asks the engine nothing is one unit of work, not none
+        self._task = self._progress.add_task(name, total=self._total)
 
     def advance(self, amount: int = 1) -> None:
         """Move the bar."""

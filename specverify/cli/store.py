@@ -108,7 +108,9 @@ class FileStore:
             say(f"note: {self.path} can't be read as a checkpoint and is ignored")
             return {}
         if checkpoint.key != self._key or checkpoint.schema_version != SCHEMA_VERSION:
-            say(f"note: {self.path} is of another run (other models, plan, options or versions) and is ignored")
+            say(
+                f"note: {self.path} is of another run (other models, plan, options or versions): this one begins anew and replaces it"
+            )
             return {}
         names = ", ".join(result.id for result in checkpoint.results)
         say(f"resumed from {self.path}: {names} {'is' if len(checkpoint.results) == 1 else 'are'} not run again")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from specverify.errors import PlanError
 from specverify.records import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = [
     "Rescoring",
     "Telling",
     "Told",
+    "lacking_parts",
+    "require_engine",
 ]
 
 
@@ -145,3 +148,17 @@ class EngineSettings:
 
 EngineFactory: TypeAlias = "Callable[[EngineSettings], AbstractContextManager[Engine]]"
 """Opens an engine; leaving the context ends its servers, whatever happened."""
+
+
+def lacking_parts(given: object) -> list[str]:
+    """What an `Engine` has and this has not."""
+    return [part for part in ("decode", "capabilities", "parameters", "name") if not hasattr(given, part)]
+
+
+def require_engine(given: object) -> None:
+    """Raise `PlanError` for what can't be asked as an engine, such as the name of one."""
+    if lacks := lacking_parts(given):
+        msg = (
+            f"engine={given!r:.80} is no engine (it lacks {', '.join(lacks)}); give an object that has them, not a name"
+        )
+        raise PlanError(msg)

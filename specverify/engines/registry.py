@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from specverify.callables import resolved
+from specverify.engines import lacking_parts
 from specverify.engines.child import opened_in_child
 from specverify.engines.function import FunctionEngine, decodes
 from specverify.errors import PlanError, UsageError
@@ -127,12 +128,10 @@ _SHAPE = "(prompt_ids, n, max_new_tokens, seed, **sampling) -> list[list[int]]"
 
 
 def _as_engine(name: str, inner: Any) -> Engine:  # noqa: ANN401 - whatever the user returned
-    if all(hasattr(inner, part) for part in ("decode", "capabilities", "parameters", "name")):
-        return cast("Engine", inner)
-    if callable(inner) and decodes(inner):
+    if callable(inner) and lacking_parts(inner) and decodes(inner):
         return FunctionEngine(inner, name=name)
-    lacks = [part for part in ("decode", "capabilities", "parameters", "name") if not hasattr(inner, part)]
-    msg = (
-        f"{name} gave a {type(inner).__name__} that is no engine (it lacks {', '.join(lacks)}) and no function {_SHAPE}"
-    )
-    raise PlanError(msg)
+    if lacks := lacking_parts(inner):
+        kind = type(inner).__name__
+        msg = f"{name} gave a {kind} that is no engine (it lacks {', '.join(lacks)}) and no function {_SHAPE}"
+        raise PlanError(msg)
+    return cast("Engine", inner)

@@ -190,7 +190,9 @@ def behaviour_verdict(old: Recording, new: Recording, *, explained: str, prompts
         )
     measured |= {"log10_e": seen.log10_e, "tokens": seen.num_tokens, "impossible_tokens": seen.num_impossible}
     evidence = f"e = 10^{seen.log10_e:.1f}" if math.isfinite(seen.log10_e) else "proof"
-    text = f"TV of the law {distance.estimate:.2g} [{max(distance.low, 0):.2g}, {distance.high:.2g}], {seen.num_tokens:,} recorded tokens: {evidence}"
+    otherwise = old.golden.generation.params != new.golden.generation.params
+    law = "law before sampling parameters, which changed," if otherwise else "law"
+    text = f"TV of the {law} {distance.estimate:.2g} [{max(distance.low, 0):.2g}, {distance.high:.2g}], {seen.num_tokens:,} recorded tokens: {evidence}"
     if prompts_otherwise:
         measured["prompts_encoded_otherwise"] = prompts_otherwise
         text = f"{prompts_otherwise} of {len(old.golden.prompts)} prompts reach the model as other ids; over the old ids: {text}"
@@ -205,7 +207,7 @@ def behaviour_verdict(old: Recording, new: Recording, *, explained: str, prompts
             advice="" if explained else "the pair says something else than it said, and nothing above explains it: record "
             "on the same device and dtype, then compare again",
         )  # fmt: skip
-    if explained and distance.high > _NEGLIGIBLE_TV:
+    if explained and (otherwise or distance.high > _NEGLIGIBLE_TV):
         summary = f"{text}: a difference that so few tokens can't prove"
         return LayerVerdict(
             layer=Layer.BEHAVIOUR, change=Change.CONSEQUENCE, verdict=Verdict.INCONCLUSIVE, summary=summary,

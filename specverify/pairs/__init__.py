@@ -35,7 +35,7 @@ def embedded_pairs() -> tuple[str, ...]:
 def embedded(name: str = "embedded") -> PairPaths:
     """The shipped pair of that name. Raises `PairError` with the nearest name."""
     if name not in _DRAFTS:
-        near = get_close_matches(name, _DRAFTS, n=1, cutoff=0.3)
+        near = get_close_matches(str(name), _DRAFTS, n=1, cutoff=0.3)
         msg = f"there is no embedded pair named '{name}'; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(_DRAFTS)}"
         raise PairError(msg)
     return PairPaths(name, _FOLDER / "target", _FOLDER / _DRAFTS[name], _FOLDER / "prompts.jsonl")

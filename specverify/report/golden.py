@@ -38,7 +38,10 @@ def _lines(report: GoldenReport, record_command: str) -> Iterator[str]:
         yield f"  no golden yet for {', '.join(report.missing)}; record: {record_command}"
     if report.unused:
         yield ""
-        yield f"  unused: {', '.join(report.unused)} is asked for no more; record again with --update: {record_command}"
+        yield f"  unused: {', '.join(report.unused)} is asked for no more; record again: {record_command} --update"
+    elif report.causes:
+        yield ""
+        yield f"  if that was meant, record again: {record_command} --update"
 
 
 def _said(layer: LayerVerdict) -> str:

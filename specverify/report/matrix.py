@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from specverify.records import Verdict
 from specverify.report.markdown import MOST_CHARACTERS, escape
 from specverify.report.text import LABELS, clean, number, power
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_object", "render_matrix", "sentence", "table"]
 
+_MOST_REASONS = 20
 _HEAD = ("cell", "target", "draft", "parameters", "tokens", "verdict", "acceptance", "speed-up", "evidence", "e-BH")
 
 
@@ -35,7 +37,8 @@ def render_matrix(rows: Sequence[MatrixRow], false_discovery_rate: float) -> str
         f"| {' | '.join(_HEAD)} |",
         "|---" * len(_HEAD) + "|",
     ]
-    written = sum(map(len, lines))
+    told = ["", *(f"- {escape(reason, most=400)}" for reason in reasons(rows))]
+    written = sum(len(line) + 1 for line in (*lines, *told))
     for place, row in enumerate(rows):
         line = f"| {' | '.join(escape(cell, most=80) for cell in _cells(row))} |"
         written += len(line) + 1
@@ -43,7 +46,7 @@ def render_matrix(rows: Sequence[MatrixRow], false_discovery_rate: float) -> str
             lines += ["", f"{len(rows) - place} more cells are in matrix.json."]
             break
         lines.append(line)
-    return "\n".join(lines) + "\n"
+    return "\n".join((*lines, *told)).rstrip() + "\n"
 
 
 def sentence(rows: Sequence[MatrixRow], false_discovery_rate: float) -> str:
@@ -52,6 +55,17 @@ def sentence(rows: Sequence[MatrixRow], false_discovery_rate: float) -> str:
     counted = ", ".join(f"{verdicts.count(each)} {LABELS[each]}" for each in LABELS if each in verdicts)
     named = sum(row.discovered for row in rows)
     return f"{len(rows)} cells: {counted}; {named} named as lossy by e-BH at a false discovery rate of {false_discovery_rate:g}"
+
+
+def reasons(rows: Sequence[MatrixRow]) -> list[str]:
+    """Why a cell is no PASS, or short of the policy: the first few, a line each."""
+    told = [
+        f"{row.cell.name}: {clean(reason)}"
+        for row in rows
+        for reason in (*([] if row.verdict is Verdict.PASS else [row.headline]), *row.unmet)
+    ]
+    more = [f"{len(told) - _MOST_REASONS} more are in matrix.json"] if len(told) > _MOST_REASONS else []
+    return told[:_MOST_REASONS] + more
 
 
 def as_object(rows: Sequence[MatrixRow], false_discovery_rate: float) -> dict[str, object]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specverify.records import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from specverify.records import Certificate, CheckResult, Finding, StatisticalTest
 
@@ -156,7 +157,7 @@ def samples(result: CheckResult) -> str:
 def settings(plan: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every field of a plan by its name in a plan file, and its value."""
     for name, value in plan.items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             yield from settings(value, f"{prefix}{name}.")
         elif isinstance(value, (tuple, list)):
             yield f"{prefix}{name}", ", ".join(map(str, value)) or NONE

@@ -54,7 +54,8 @@ def test_a_golden_is_recorded_held_extended_and_recorded_again(run: Run, pair: P
     write_prompts("a", "b")
     unused = run("golden", "check", *PAIR)
     assert unused.code == 1
-    assert "unused: c is asked for no more" in unused.out
+    assert "unused: c is asked for no more; record again: specverify golden record" in unused.out
+    assert unused.out.rstrip().endswith("--update")
 
     next(each for each in UPGRADES if each.name == "fine-tuned target").apply(Path("pair"))
     changed = run("golden", "check", *PAIR, "--json")
@@ -100,3 +101,19 @@ def test_pairs_and_goldens_are_compared(run: Run, pair: Path) -> None:
     fallen = run("compare", "pair", "other/target,other/draft", "--prompts", "prompts.jsonl", "--quiet")
     assert fallen.code == 1
     assert fallen.out.startswith("FAIL  acceptance fell")
+
+
+def test_two_drafts_go_by_their_names(run: Run, pair: Path) -> None:
+    """What is first, what is second, and of what the figures are."""
+    copy_of(pair, Path("pair"))
+    write_prompts("a", "b", "c")
+    drafts = ("pair/draft", "./pair/draft")
+    done = run("drafts", "pair/target", *drafts, "--prompts", "prompts.jsonl", "--tokens", "100")
+    assert done.code == 3
+    assert done.out.splitlines()[:4] == [
+        "first:  pair/draft",
+        "second: ./pair/draft",
+        "",
+        "tokens a step, with 95 % intervals",
+    ]
+    assert "difference +0.0000 [" in done.out

@@ -120,7 +120,7 @@ MATRICES = {
         f"targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = {list(range(2000))}",
         "at most 1,000 cells",
     ),
-    "twice": ("targets = ['t', 't']\ndrafts = ['d']", "the same of targets twice"),
+    "twice": ("targets = ['t', 't']\ndrafts = ['d']", "names one of targets twice"),
     "text-for-a-list": ("targets = 't'\ndrafts = ['d']", "targets: "),
     "negative": ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = [-1]", "num_speculative_tokens to -1"),
     "escaping": ("targets = ['../../nowhere/t']\ndrafts = ['d']", "'../../nowhere/t' does not exist"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -66,8 +67,11 @@ def test_bars_end_full() -> None:
     bars.stage("greedy", 4)
     bars.advance()
     bars.stage("lossless", 2)
+    bars.stage("exactness", 0)
     bars.close()
     bars.close()
+    assert "0/0" not in screen.getvalue()
+    assert "so far, 0:00:00 left" in Text.from_ansi(screen.getvalue()).plain
     assert "4/4" in screen.getvalue()
     assert "2/2" in screen.getvalue()
 

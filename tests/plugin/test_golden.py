@@ -48,6 +48,7 @@ def test_new_goldens_are_written_only_when_asked(suite: pytest.Pytester) -> None
     missing = suite.runpytest(*OPTIONS)
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(["*there is no golden in *specverify golden record*--reason*"])
+    assert "another exception" not in missing.stdout.str()
     assert not (suite.path / "golden").exists()
     suite.runpytest(*OPTIONS, "--specverify-golden-update-new").assert_outcomes(passed=1)
     assert (suite.path / "golden" / "tiny" / "golden.json").is_file()
@@ -61,8 +62,17 @@ def test_a_change_fails_with_its_layer_and_is_not_recorded_over(suite: pytest.Py
     next(each for each in UPGRADES if each.name == "changed default top_k").apply(suite.path / "pair")
     changed = suite.runpytest(*OPTIONS, "--specverify-golden-update-new")
     changed.assert_outcomes(failed=1)
-    changed.stdout.fnmatch_lines(["*the sampling changed first*"])
+    changed.stdout.fnmatch_lines(["*the sampling changed first*", "*if that was meant, record again: * --update*"])
     assert (suite.path / "golden" / "tiny" / "golden.json").read_bytes() == before
+
+
+def test_recording_is_no_remedy_for_a_mistake(suite: pytest.Pytester) -> None:
+    """A prompt file that is gone is said in one sentence, without the option for new goldens."""
+    suite.runpytest(*OPTIONS, "--specverify-golden-update-new").assert_outcomes(passed=1)
+    (suite.path / "prompts.jsonl").unlink()
+    gone = suite.runpytest(*OPTIONS)
+    gone.stdout.fnmatch_lines(["can't read the prompt file prompts.jsonl: no such file or directory"])
+    assert "update-new" not in gone.stdout.str()
 
 
 def test_unused_goldens_fail_a_whole_session_and_no_chosen_one(suite: pytest.Pytester) -> None:

@@ -191,6 +191,37 @@ def test_known_failures_are_marked_and_unmatched_ids_warned_of(pytester: pytest.
     )
 
 
+def test_known_failures_that_were_not_chosen_are_no_mistake(pytester: pytest.Pytester) -> None:
+    """What a run of some tests leaves out is there all the same; an id whose file is gone never is."""
+    pytester.makepyfile(test_mine="def test_a(): pass\ndef test_b(): pass\n", test_other="def test_c(): pass\n")
+    pytester.makefile(".txt", known="test_mine.py::test_b\ntest_other.py::test_c\ntest_gone.py::test_d\n")
+    given = (*PLUGIN, "--specverify-xfails", "known.txt", "-W", "always::pytest.PytestWarning")
+    result = pytester.runpytest_inprocess(*given, "test_mine.py::test_a")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*no test has the id test_gone.py::test_d"])
+
+
+def test_a_mistake_in_a_test_shows_its_line_and_one_sentence(pytester: pytest.Pytester) -> None:
+    """Nothing of what lies between, be it a field, an engine's name, or an option that only the fixture can judge."""
+    pytester.makepyfile("""
+        def test_field(assert_lossless):
+            assert_lossless(losless_tokens=7)
+
+        def test_engine(assert_greedy_exact):
+            assert_greedy_exact("transformers")
+        """)
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.stdout.fnmatch_lines([
+        "E *PlanError: the plan has no field 'losless_tokens'; did you mean 'lossless_tokens'?",
+        "E *PlanError: engine='transformers' is no engine (it lacks decode, *",
+    ])  # fmt: skip
+    assert "codec.py" not in result.stdout.str()
+    result = pytester.runpytest_inprocess(*PLUGIN, "--specverify-engine", "refernce")
+    result.assert_outcomes(errors=2)
+    result.stdout.fnmatch_lines(["there is no engine named 'refernce'; did you mean 'reference'?"])
+    assert "registry.py" not in result.stdout.str()
+
+
 def test_markers_give_their_reasons(pytester: pytest.Pytester) -> None:
     """What an engine can't be asked is skipped with the reason; a marker without one is refused."""
     pytester.makepyfile("""
@@ -219,6 +250,9 @@ def test_markers_give_their_reasons(pytester: pytest.Pytester) -> None:
     [
         (("--specverify-false-fail-rate", "2"), "must lie between 0 and 1"),
         (("--specverify-seed", "1", "--specverify-vary-seed"), "exclude each other"),
+        (("--specverify-seed", "-1"), "must be at least 0"),
+        (("--specverify-draft", "mine"), "--specverify-draft has no target"),
+        (("--specverify-engine-option", "a=1"), "say which with --specverify-engine"),
         (("--specverify-xfails", "nowhere.txt"), "nowhere.txt can't be read"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 import specverify
 from specverify.door import certify_pair, plan_of
-from specverify.errors import PlanError, PromptError
+from specverify.errors import OutputError, PlanError, PromptError, UsageError
 from specverify.pairs import embedded
 from specverify.records import FinishReason, Prompt, Verdict
 
@@ -95,9 +95,21 @@ def test_mistakes_are_one_sentence() -> None:
     ):
         with pytest.raises(PlanError, match=said):
             certify_pair(**fields)
+    for arguments, told in (
+        ({"draft": "mine"}, "the draft mine has no target"),
+        ({"engine": "transformers"}, "engine='transformers' is no engine"),
+        ({"out": 3}, "out=3 is no folder"),
+        ({"budget": 3}, "no budget named '3'"),
+        ({"pair": 3}, "no embedded pair named '3'"),
+        ({"trust_remote_code": "no"}, "trust_remote_code='no' is neither"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            certify_pair(**arguments)
     twice = Prompt(id="a", domain="b", text="c")
     for prompts, wrong in (
         ([], "there is no prompt"),
+        (3, "prompts=3 is neither a file nor a list"),
+        ("Once upon a time", "is no file; texts go into a list"),
         ([3], "prompt 1 is not a string"),
         (["Once", None], "prompt 2 is not a string"),
         ([""], "prompt 1 is empty"),
@@ -107,3 +119,10 @@ def test_mistakes_are_one_sentence() -> None:
         with pytest.raises(PromptError, match=wrong):
             certify_pair(prompts=prompts)
     assert plan_of(budget="deep", lossless_tokens=5).lossless_tokens == 5
+
+
+def test_a_folder_that_cant_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    """Not after it, when the certificate would be lost."""
+    (tmp_path / "o").write_text("a file", encoding="utf-8")
+    with pytest.raises(OutputError, match="is a file, and the certificate needs a folder"):
+        certify_pair("nowhere", "nowhere", out=tmp_path / "o")

@@ -14,7 +14,7 @@ from specverify.matrix import Cell, evidence, rows_of, verdict_of
 from specverify.matrix_file import cells_of, plan_text, read_matrix
 from specverify.plan import CHECK_IDS, Plan
 from specverify.records import Certificate, Finding, Verdict
-from specverify.report.matrix import as_object, render_matrix, sentence, table
+from specverify.report.matrix import as_object, reasons, render_matrix, sentence, table
 from tests.unit.certificates import certificate_of, result_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def test_suspects_are_named_in_company() -> None:
     assert [row.discovered for row in rows] == [True] + [False] * 9
     assert [row.verdict for row in rows] == [Verdict.FAIL] + [Verdict.PASS] * 9
     assert verdict_of(rows) is Verdict.FAIL
+    assert rows[0].headline.startswith("Do not roll this out: e-BH names it")
 
 
 def test_proof_and_refusals() -> None:
@@ -69,6 +70,9 @@ def test_one_table() -> None:
     assert "1 FAIL" in sentence(rows, 1e-3)
     assert as_object(rows, 1e-3)["cells"][0]["discovered"] is True
     assert len(render_matrix(rows * 500, 1e-3)) < 65_000
+    assert reasons(rows) == [f"{rows[0].cell.name}: {rows[0].headline}"]
+    assert markdown.rstrip().splitlines()[-1].startswith(f"- {rows[0].cell.name}: ")
+    assert reasons(rows * 30)[20:] == ["10 more are in matrix.json"]
 
 
 @pytest.fixture
@@ -117,8 +121,8 @@ def test_cells_and_e_bh_share_one_error_budget(file: Path) -> None:
         ("targets = ['t']\ndrafts = ['d']\nparameters.x.temprature = 1", "did you mean 'temperature'"),
         ("targets = ['t']\ndrafts = ['d']\nfalse_discovery_rate = 0.0", "between 0 and 1"),
         ("targets = 't'\ndrafts = ['d']", "targets: "),
-        ("targets = ['t']\ndrafts = ['d', 'd']", r"the same of drafts twice \('d'\)"),
-        ("targets = ['.', './']\ndrafts = ['d']", "the same of targets twice"),
+        ("targets = ['t']\ndrafts = ['d', 'd']", r"names one of drafts twice \('d'\)"),
+        ("targets = ['.', './']\ndrafts = ['d']", "names one of targets twice"),
         ("targets = ['t']\ndrafts = ['d']\nnum_speculative_tokens = [2, 3, 2]", "num_speculative_tokens twice"),
         ("targets = ['t']\ndrafts = ['d']\n[parameters.a]\ntop_k = 5\n[parameters.b]\ntop_k = 5", "parameters twice"),
         ("targets = ['t']\ndrafts = ['d']\nplan.false_fail_rate = 'low'", "plan.false_fail_rate to 'low'"),

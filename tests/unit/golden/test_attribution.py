@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -153,7 +154,22 @@ def test_tokens_that_a_new_top_k_forbids_prove_another_behaviour(recorded: Recor
     behaviour = of(report, Layer.BEHAVIOUR)
     assert behaviour.verdict is Verdict.FAIL
     assert behaviour.measurements["impossible_tokens"] > 0
+    assert "it matters: TV of the law before sampling parameters, which changed, 0 [0, 0]" in report.headline
     assert of(report, Layer.DECODER).change is Change.UNCHANGED
+
+
+def test_other_parameters_that_so_few_tokens_cant_tell_apart_leave_open_whether_it_matters(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    """The TV distance is of the laws before parameters, so a distance of 0 is no sign that nothing changed."""
+    pair = copy_of(recorded.folder, tmp_path / "pair")
+    file = pair / "target" / "generation_config.json"
+    stated = json.loads(file.read_text(encoding="utf-8")) | {"temperature": 0.999}
+    file.write_text(json.dumps(stated), encoding="utf-8")
+    report = recorded.check(pair)
+    assert report.causes == (Layer.SAMPLING,)
+    assert of(report, Layer.BEHAVIOUR).verdict is Verdict.INCONCLUSIVE
+    assert "whether it matters is open" in report.headline
 
 
 def test_one_removed_merge_is_named_with_a_text(recorded: Recorded, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from specverify.plan import CHECK_IDS, Plan
-from specverify.records import Certificate, Verdict
-from specverify.report.changes import changes, comparable
+from specverify.records import Certificate, SamplingParams, Verdict
+from specverify.report.changes import Change, changes, comparable
 from specverify.report.html import render_html
 from specverify.report.markdown import render_markdown
+from specverify.statement import load_certificate, render_statement
 from tests.unit.certificates import MEASURED, certificate_of, result_of
 
 LAST = certificate_of(created="2026-01-01T00:00:00+00:00")
@@ -43,6 +44,17 @@ def test_each_difference_is_a_row() -> None:
     found = {each.what: (each.before, each.now) for each in changes(LAST, certificate_of(plan=other))}
     assert found["plan: only"] == ("—", "greedy, lossless")
     assert found["plan: params.max_new_tokens"] == ("32", "33")
+
+
+def test_a_certificate_that_was_read_back_has_the_same_plan() -> None:
+    """Its file has keys in another order and lists for tuples; each parameter is compared by its own name."""
+    made = replace(LAST, plan=asdict(Plan(only=("greedy",))))
+    read = load_certificate(render_statement(made), source="last")
+    assert not changes(read, made)
+    other = asdict(Plan(only=("greedy",), params=SamplingParams(stop_token_ids=(7,))))
+    assert changes(read, replace(made, plan=other)) == [
+        Change(what="plan: params.stop_token_ids", before="—", now="7")
+    ]
 
 
 def test_only_the_same_pair_is_compared() -> None:
