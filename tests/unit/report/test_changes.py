@@ -52,9 +52,7 @@ def test_a_certificate_that_was_read_back_has_the_same_plan() -> None:
     read = load_certificate(render_statement(made), source="last")
     assert not changes(read, made)
     other = asdict(Plan(only=("greedy",), params=SamplingParams(stop_token_ids=(7,))))
-    assert changes(read, replace(made, plan=other)) == [
-        Change(what="plan: params.stop_token_ids", before="—", now="7")
-    ]
+    assert changes(read, replace(made, plan=other)) == [Change(what="plan: params.stop_token_ids", before="—", now="7")]
 
 
 def test_only_the_same_pair_is_compared() -> None:
