@@ -20,12 +20,12 @@ import numpy as np
 
 from specverify.checks.check import Check, Unscored, asked, reproduce, sampling
 from specverify.checks.counters import nothing_drafted
-from specverify.checks.evidence import EXTENSION, settled, suspicious, told_suspicion
+from specverify.checks.evidence import EXTENSION, proof, settled, suspicious, told_suspicion
 from specverify.engines import Capability
 from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, StatisticalTest, Verdict
 from specverify.scoring import ScoredTraces, score
 from specverify.stages import STAGE_FAULTS
-from specverify.statistics.budget import MOST_E_PROCESSES, e_threshold
+from specverify.statistics.budget import MOST_E_PROCESSES
 from specverify.statistics.sequential import mix
 from specverify.statistics.two_sample import sign_bets, smallest_detectable_signs
 
@@ -281,7 +281,7 @@ def controls(control: EProcess, lossy: EProcess) -> tuple[Finding, ...]:
 
 
 def _plot(compared: EProcess, control: EProcess, lossy: EProcess, plan: Plan) -> Plot:
-    limit = e_threshold(plan.false_fail_rate / 2, 1)
+    limit = proof(plan)
     pairs = tuple(range(1, len(compared.path) + 1))
     return Plot(
         id="two-arms/e_process",
@@ -293,7 +293,7 @@ def _plot(compared: EProcess, control: EProcess, lossy: EProcess, plan: Plan) ->
             Series(label="ON against OFF", x=pairs, y=tuple(compared.path.tolist())),
             Series(label="OFF against OFF again", x=pairs[: len(control.path)], y=tuple(control.path.tolist())),
             Series(label="a lossy arm against OFF", x=pairs[: len(lossy.path)], y=tuple(lossy.path.tolist())),
-            Series(label="fails from here", x=(0.0, float(len(pairs))), y=(limit, limit), dashed=True),
+            Series(label="fails from here at the latest", x=(0.0, float(len(pairs))), y=(limit, limit), dashed=True),
         ),
         caption="The lossy arm must rise, the two OFF arms must not; ON against OFF is the question.",
     )

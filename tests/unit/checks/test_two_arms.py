@@ -36,6 +36,7 @@ def test_a_healthy_engine_passes_and_its_controls_say_so():
     assert result.measurements["log10_e_off_against_off"] < 3
     assert result.measurements["log10_e_lossy_against_off"] >= 3
     assert len(result.plots[0].series) == 4
+    assert result.plots[0].series[-1].y[0] >= max(test.allowed for test in result.tests if test.log10_e is not None)
 
 
 @pytest.mark.parametrize("name", ["always-accept", "draft-noise-in-accept", "residual-from-target"])
