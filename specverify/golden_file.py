@@ -83,6 +83,10 @@ def read_recording(folder: Path, *, command: str) -> Recording:
     if set(golden.files_sha256) != {ARRAYS, TOKENIZER}:  # no other file is opened, wherever it lies
         msg = f"{file} names other files than {ARRAYS} and {TOKENIZER}; restore it, or record it again: {command}"
         raise OutputError(msg)
+    asked = (golden.num_speculative_tokens in range(1, 65), golden.max_new_tokens > 0, 0 <= golden.seed < 2**64)
+    if not (all(asked) and golden.prompts and golden.provenances):
+        msg = f"{file} holds what no golden has been recorded with; restore it, or record it again: {command}"
+        raise OutputError(msg)
     contents = {}
     for name, expected in golden.files_sha256.items():
         try:
@@ -105,6 +109,9 @@ def read_recording(folder: Path, *, command: str) -> Recording:
 
 def _bounded(file: Path) -> bytes:
     """What a file holds, as far as a golden's may; more is not what was recorded, so its digest says so."""
+    if file.is_fifo():
+        msg = "a pipe has no end"
+        raise OSError(msg)
     with file.open("rb") as opened:
         return opened.read(_MOST_BYTES)
 

@@ -7,6 +7,7 @@ the column that they are at. The numbers are the same bits, so no verdict depend
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import tempfile
 import weakref
@@ -14,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, overload
+from typing import IO, TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -33,6 +34,12 @@ __all__ = ["Columns", "Spill", "Traces"]
 _REASONS = tuple(FinishReason)
 
 
+def _close(file: IO[bytes]) -> None:
+    """What a full disk didn't take is given up; whoever put it there was told."""
+    with contextlib.suppress(OSError):
+        file.close()
+
+
 class Spill:
     """One file that arrays are put at the end of."""
 
@@ -44,7 +51,7 @@ class Spill:
         except OSError as error:
             raise self._refusal(error) from error
         self._end = 0
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, _close, self._file)
 
     def put(self, values: NDArray[Any]) -> Kept:
         """Write an array; raises `OutputError` when the disk is full."""

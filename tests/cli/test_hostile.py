@@ -226,6 +226,17 @@ GOLDENS: dict[str, tuple[Callable[[Path], object], str]] = {
         "is not the file that golden.json was written with",
     ),
     "bomb": (_with_bomb, "can't be read"),
+    "pipe": (
+        lambda folder: ((folder / "arrays.safetensors").unlink(), os.mkfifo(folder / "arrays.safetensors")),
+        "lacks arrays.safetensors",
+    ),
+    "no-prompts": (_golden_text(lambda raw: raw.update(prompts=[])), "what no golden has been recorded with"),
+    "no-provenance": (_golden_text(lambda raw: raw.update(provenances=[])), "what no golden has been recorded with"),
+    "no-block": (
+        _golden_text(lambda raw: raw.update(num_speculative_tokens=-1)),
+        "what no golden has been recorded with",
+    ),
+    "seed": (_golden_text(lambda raw: raw.update(seed=10**400)), "what no golden has been recorded with"),
 }
 
 

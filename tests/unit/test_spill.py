@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +21,6 @@ from specverify.spill import Columns, Spill, Traces
 from tests.unit.checks.hashed import subject
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from specverify.checks.check import Check
 
 SUBJECT = subject()
@@ -107,6 +107,22 @@ def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(spill, "_file", type("Full", (), {"seek": staticmethod(full)})())
     with pytest.raises(OutputError, match="can't keep the evidence on disk: no space left on device; free some space"):
         spill.put(np.zeros(3))
+
+
+def test_a_full_disk_is_not_told_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What couldn't be written is tried once more when the file is closed, where nobody could catch it."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    full = Path("/dev/full").open("wb")  # noqa: SIM115 - the spill closes it
+    monkeypatch.setattr("specverify.spill.tempfile.TemporaryFile", lambda **_: full)
+    told: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", told.append)
+    spill = Spill()
+    with pytest.raises(OutputError, match="no space left on device"):
+        spill.put(np.zeros(3))
+    del spill
+    gc.collect()
+    assert not told
 
 
 def test_no_place_for_evidence_is_one_sentence(tmp_path: Path) -> None:
