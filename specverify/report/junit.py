@@ -67,9 +67,7 @@ def _case(result: CheckResult, *, seed: int) -> ET.Element:
     message = f"{text.LABELS[result.verdict]}: {text.at_most(result.summary, 500)}"
     if result.verdict in _TYPES:
         failed = ET.SubElement(case, "failure", type=_TYPES[result.verdict], message=message)
-        failed.text = text.clean(
-            text.failure(result, seed=seed, most_findings=_MOST_FINDINGS), most=_MOST_CHARACTERS, lines=True
-        )
+        failed.text = text.failure(result, seed=seed, most_findings=_MOST_FINDINGS, most=_MOST_CHARACTERS)
     elif result.verdict is Verdict.NOT_RUN:
         ET.SubElement(case, "skipped", message=text.at_most(result.summary, 500))
     else:

@@ -233,13 +233,17 @@ def finding(seen: Finding) -> str:
     return f"{clean(seen.place)}: {clean(seen.text)}" if seen.place else clean(seen.text)
 
 
-def failure(result: CheckResult, *, seed: int | None = None, most_findings: int = 5) -> str:
-    """How a failure reads: the claim, the numbers with their allowance, the place, one command that shows it again."""
+def failure(result: CheckResult, *, seed: int | None = None, most_findings: int = 5, most: int | None = None) -> str:
+    """How a failure reads: the claim, the numbers with their allowance, the place, one command that shows it again.
+
+    `most` characters are told before the command, which is whole.
+    """
     lines = [
         f"  {label:<{_WIDTH}}{line}" for label, line in failure_rows(result, seed=seed, most_findings=most_findings)
     ]
-    tail = ["", f"Reproduce: {clean(result.reproduce)}"] if result.reproduce else []
-    return "\n".join([f"{clean(result.id)} {LABELS[result.verdict]}: {clean(result.summary)}", "", *lines, *tail])
+    head = f"{clean(result.id)} {LABELS[result.verdict]}: {clean(result.summary)}"
+    told = clean("\n".join([head, "", *lines]), most=most, lines=True)
+    return f"{told}\n\nReproduce: {clean(result.reproduce)}" if result.reproduce else told
 
 
 def failure_rows(result: CheckResult, *, seed: int | None = None, most_findings: int = 5) -> list[tuple[str, str]]:

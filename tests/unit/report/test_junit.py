@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from specverify.records import Verdict, worst
+from specverify.records import Finding, Verdict, worst
 from specverify.report.junit import render_junit
 
 if TYPE_CHECKING:
@@ -57,3 +57,14 @@ def test_planted_fault(certificate: Certificate) -> None:
     suite = parsed(replace(certificate, fault="accept_leq", draft=None)).find("testsuite")
     assert suite is not None
     assert "[planted fault: accept_leq]" in (suite.get("name") or "")
+
+
+def test_what_is_cut_is_never_the_command(certificate: Certificate) -> None:
+    """The longest findings leave the line that shows them again."""
+    wrong = Finding(text="x" * 3_000)
+    failed = replace(certificate.checks[0], verdict=Verdict.FAIL, findings=(wrong,) * 40, reproduce="specverify again")
+    said = ET.fromstring(render_junit(replace(certificate, checks=(failed,)))).findtext(".//failure")
+    assert said is not None
+    assert "more characters" in said
+    assert said.endswith("\n\nReproduce: specverify again")
+    assert len(said) < 21_000
