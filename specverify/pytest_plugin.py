@@ -18,6 +18,7 @@ import shlex
 import warnings
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ DEFAULT_RATE = 1e-6
 _QUICK_TOKENS = 5_000  # of the quick budget, which assertions use
 _SHARES = pytest.StashKey["dict[str, float]"]()
 _MOST_LISTED = 30
+_PATHS = {f"--specverify-{name}" for name in ("target", "draft", "goldens", "xfails")}
+"""Options whose value may be a path."""
 
 
 # ---------------------------------------------------------------------------------------------- options and header
@@ -54,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("specverify", "speculative decoding held against its target")
     add = group.addoption
     add("--specverify-target", metavar="MODEL", help="folder or hub name of the target [default: the embedded pair]")
-    add("--specverify-draft", metavar="MODEL", help="folder or hub name of the draft")
+    add("--specverify-draft", metavar="MODEL", help="folder or hub name of the draft [default: prompt lookup]")
     add("--specverify-engine", metavar="NAME", help="engine under test, or module:callable [default: reference]")
     add("--specverify-engine-option", metavar="K=V", action="append", default=[], help="a setting of the engine")
     add("--specverify-rule", metavar="MODULE:FUNCTION", help="the verifier that properties/ holds its claims on")
@@ -106,6 +109,18 @@ def _mistake(config: pytest.Config) -> str:
         return "--specverify-draft has no target; add --specverify-target, or leave both out for the embedded pair"
     if option("specverify_engine_option") and not option("specverify_engine"):
         return "--specverify-engine-option is for an engine; say which with --specverify-engine"
+    return "" if _worker(config) or config.inipath else _led_astray(config)
+
+
+def _led_astray(config: pytest.Config) -> str:
+    """Before it knows our options, pytest takes a path after one for a place of tests, and looks for its own file there."""
+    here = config.invocation_params.dir
+    for option, word in pairwise(config.invocation_params.args):
+        path = here / word
+        if option in _PATHS and path.exists() and here not in path.parents:
+            return (
+                f"write {option}={word}: with a blank, pytest looks for its own configuration there, not in this folder"
+            )
     return ""
 
 
@@ -118,7 +133,7 @@ def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist's, which m
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """The truth first: subject, versions, seed, and what can be detected."""
     target, draft = config.getoption("specverify_target"), config.getoption("specverify_draft")
-    subject = f"{target} with {draft or 'no draft'}" if target else "the embedded pair"
+    subject = f"{target} with {draft or 'prompt lookup'}" if target else "the embedded pair"
     rate = config.getoption("specverify_false_fail_rate")
     seen = math.sqrt(math.log(2 / rate) / (2 * _QUICK_TOKENS)) + math.sqrt(math.log(10) / (2 * _QUICK_TOKENS))
     versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers"))
@@ -308,7 +323,7 @@ def _reproduce(item: pytest.Item) -> str:
     words = ["pytest", f"{os.path.relpath(item.path, config.invocation_params.dir)}::{within}"]
     for name in ("target", "draft", "engine"):
         if given := config.getoption(f"specverify_{name}"):
-            words += [f"--specverify-{name}", given]
+            words += [f"--specverify-{name}={given}"]
     for option in config.getoption("specverify_engine_option"):
         words += ["--specverify-engine-option", option]
     words += ["--specverify-seed", str(seed_of(config))]

@@ -210,7 +210,8 @@ def _subject(name: str, shared: _Options) -> tuple[Subject, Plan]:
     elif draft:
         words = {"target": target, "draft": draft}
     else:
-        msg = f"{name!r} is no certificate, golden or pair; give a certificate.json, a folder of one, or TARGET,DRAFT"
+        what = "is no certificate, golden or pair" if folder.exists() else "isn't there, and is no embedded pair"
+        msg = f"{name!r} {what}; give a certificate.json, a folder of one, or TARGET,DRAFT"
         raise UsageError(msg)
     invocation = Invocation(
         **words,  # type: ignore[arg-type]  # the keys are names of fields

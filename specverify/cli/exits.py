@@ -196,7 +196,8 @@ def _sentence(error: BaseException) -> tuple[str, int]:
         case InternalError():
             return f"internal error: {error}", BUG
     if hasattr(error, "format_message"):  # typer's own, about an option or argument
-        return f"error: {error.format_message().rstrip('.')}; see `specverify --help`", USAGE
+        asked = getattr(getattr(error, "ctx", None), "command_path", "specverify")
+        return f"error: {error.format_message().rstrip('.')}; see `{asked} --help`", USAGE
     return f"internal error: {_bug(error, Path(tempfile.gettempdir()))}", BUG
 
 

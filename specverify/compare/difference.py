@@ -125,9 +125,10 @@ def _at(values: tuple[float, ...], place: int) -> float:
 
 
 def _of_differences(name: str, old: np.ndarray, new: np.ndarray, allowed_fall: float, confidence: float) -> Change:
-    """A paired t interval over prompts."""
+    """A paired t interval over prompts, within what a difference of two shares can be."""
     interval = cluster_interval(new - old, np.arange(len(old)), confidence=confidence)
-    between = Between(estimate=interval.estimate, low=interval.low, high=interval.high)
+    low, high = (float(np.clip(end, -1, 1)) if math.isfinite(end) else end for end in (interval.low, interval.high))
+    between = Between(estimate=interval.estimate, low=low, high=high)
     return _change(name, float(old.mean()), float(new.mean()), between, allowed_fall, paired=True)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from specverify.records import Verdict
-from specverify.report.text import clean
+from specverify.report.text import clean, measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def _lines(report: Comparison) -> Iterator[str]:
     yield f"{report.verdict}  {report.headline}"
     yield f"  old: {report.old.kind} {report.old.name}    new: {report.new.kind} {report.new.name}"
     yield ""
-    yield f"  {'':<24}{'old':>9}{'new':>9}  change"
+    yield _columns("", "old", "new", "change")
     yield _row(report.acceptance)
     for change in (*report.domains, *report.positions):
         yield _row(change, indent="  ")
@@ -34,7 +34,7 @@ def _lines(report: Comparison) -> Iterator[str]:
         if figure is not None:
             yield _row(figure)
     for name in sorted(report.old.measurements.keys() & report.new.measurements.keys()):
-        yield f"  {name:<24}{report.old.measurements[name]:>9.4g}{report.new.measurements[name]:>9.4g}"
+        yield _columns(name, *(measurement(name, side.measurements[name]) for side in (report.old, report.new)))
     yield ""
     for finding in report.findings:
         yield f"  {finding.place}: {finding.text}"
@@ -45,7 +45,12 @@ def _row(change: Change, *, indent: str = "") -> str:
     interval = change.difference
     ends = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if math.isfinite(interval.low) else ""
     fell = "  FELL" if change.fell else ""
-    return f"  {indent + change.name:<24}{change.old:>9.3f}{change.new:>9.3f}  {interval.estimate:+.3f}{ends}{fell}"
+    told = f"{interval.estimate:+.3f}{ends}{fell}"
+    return _columns(indent + change.name, f"{change.old:.3f}", f"{change.new:.3f}", told)
+
+
+def _columns(name: str, old: str, new: str, change: str = "") -> str:
+    return f"  {name:<28}{old:>10}{new:>10}  {change}".rstrip()
 
 
 def drift_verdict(seen: Drift) -> Verdict:

@@ -49,7 +49,7 @@ def refused(outcome: Outcome, said: str, folder: Path) -> None:
         (["certify", "--budget", "huge"], "there is no budget named 'huge'"),
         (["certify", "--num-speculative-tokens", "0"], "num_speculative_tokens"),
         (["certify", "--seed", "-1"], "seed"),
-        (["certify", "--seed", "x"], "see `specverify --help`"),
+        (["certify", "--seed", "x"], "see `specverify certify --help`"),
         (["certify", "--device", "gpu"], "device 'gpu' is unknown"),
         (["certify", "--dtype", "int3"], "dtype 'int3' is unknown"),
         (["certify", "--plan", "nowhere.toml"], "nowhere.toml"),

@@ -76,7 +76,8 @@ def test_mistakes_are_one_sentence(run: Run, pair: Path) -> None:
         (("golden", "record", *PAIR), "Missing option '--reason'"),
         (("golden", "check", "pair/target"), "needs a DRAFT"),
         (("compare", "embedded"), "give OLD and NEW, or OLD and --metrics URL"),
-        (("compare", "nowhere", "embedded"), "is no certificate, golden or pair"),
+        (("compare", "nowhere", "embedded"), "'nowhere' isn't there, and is no embedded pair"),
+        (("compare", "pair", "prompts.jsonl"), "'prompts.jsonl' is no certificate, golden or pair"),
         (("compare", "embedded", "--metrics", "ftp://x", "--baseline", "0.5"), "is no address"),
         (
             ("compare", "embedded", "--metrics", "http://127.0.0.1:9/", "--interval", "0.1"),

@@ -81,7 +81,7 @@ def test_the_command_that_it_names_asks_the_same_again(
     pytester.makepyfile(BROKEN + "\n\ndef test_other(assert_lossless): pass\n")
     monkeypatch.chdir(pytester.mkdir("below it"))
     file = next(pytester.path.glob("test_*.py"))
-    models = ("--specverify-target", str(pair.target), "--specverify-draft", str(pair.draft))
+    models = (f"--specverify-target={pair.target}", f"--specverify-draft={pair.draft}")
     result = pytester.runpytest_inprocess(*PLUGIN, f"../{file.name}", *models, "--specverify-seed", "3")
     said = next(line for line in result.outlines if "Reproduce: " in line).partition("Reproduce: ")[2]
     _, first, *others = shlex.split(said)
@@ -262,6 +262,17 @@ def test_mistaken_options(pytester: pytest.Pytester, arguments: tuple[str, ...],
     result = pytester.runpytest_inprocess(*PLUGIN, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in "\n".join((*result.outlines, *result.errlines))
+
+
+def test_a_path_that_would_lead_pytest_astray(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    """After a blank it would be where pytest looks for its configuration: the suite's own would be passed over."""
+    pytester.makeini("[pytest]\nmarkers = mine\n")
+    pytester.makepyfile("def test_x(pytestconfig):\n    assert pytestconfig.inipath\n")
+    (elsewhere := tmp_path.parent / f"{tmp_path.name}-models").mkdir()
+    result = pytester.runpytest_subprocess(*PLUGIN, "--specverify-target", str(elsewhere))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*write --specverify-target={elsewhere}: *"])
+    pytester.runpytest_subprocess(*PLUGIN, f"--specverify-target={elsewhere}").assert_outcomes(passed=1)
 
 
 def test_an_engine_of_the_users_own_by_its_name(pytester: pytest.Pytester) -> None:

@@ -128,6 +128,20 @@ def test_a_comparison_comes_back_from_json_and_reads_as_text() -> None:
     assert text.startswith("PASS")
 
 
+def test_figures_stand_apart_with_their_units() -> None:
+    """Large ones too: bytes are said as bytes."""
+    heavy = dataclasses.replace(side("a", SPREAD), measurements={"peak_memory_bytes": 1.893e9, "target_pass_ms": 5.631})
+    text = render_comparison(compare(heavy, heavy))
+    assert "  peak_memory_bytes              1.8 GiB   1.8 GiB\n" in text
+    assert "  target_pass_ms                 5.63 ms   5.63 ms\n" in text
+
+
+def test_two_prompts_bound_no_difference_of_shares_beyond_one() -> None:
+    """The t interval of two prompts is as wide as it likes; a share is not."""
+    change = compare(side("a", [0.1, 0.9]), side("b", [0.5, 0.4])).acceptance
+    assert (change.difference.low, change.difference.high) == (-1, 1)
+
+
 def test_chance_fails_no_more_often_than_stated() -> None:
     """1,000 comparisons of sides that differ by noise alone: a fall beyond what is allowed is rare."""
     generator = np.random.default_rng(3)
