@@ -71,11 +71,10 @@ def dump(record: object) -> str:
 
     Raises `InternalError` for a record that would not come back as it is; a lone surrogate becomes U+FFFD.
     """
-    kind = type(record)
     try:
-        return _text(_restored(_text(record), kind))
+        return _text(_restored(_text(record), type(record)))
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"a {kind.__name__} can't be written as JSON: {first_fault(error)}"
+        msg = f"a {type(record).__name__} can't be written as JSON: {first_fault(error)}"
         raise InternalError(msg) from error
 
 
@@ -308,7 +307,7 @@ class _Range(NamedTuple):
         return f"{low} and {'at most' if self.ends[1] == ']' else 'below'} {self.high:,}"
 
 
-_COUNT, _SHARE, _RATE = _Range(1, 10**8), _Range(0, 1), _Range(0, 1, "()")
+_COUNT, _SHARE, _RATE = _Range(1, 10**8), _Range(0, 1), _Range(1e-300, 1, "()")
 _RANGES: dict[str, _Range] = {
     "seed": _Range(0, 2**64 - 1),
     "num_speculative_tokens": _Range(1, 64),

@@ -102,6 +102,7 @@ def make_subject(
         trust_remote_code=invocation.trust_remote_code,
         processes=processes,
     )
+    _require_own_ids(plan, pair.target)
     if pair.draft is not None:
         require_smaller(pair.target, pair.draft)
         if invocation.drafter == "model":
@@ -134,6 +135,17 @@ def make_subject(
         command=invocation.command(),
     )
     return find_fault(invocation.fault).plant(subject) if invocation.fault else subject
+
+
+def _require_own_ids(plan: Plan, target: LoadedModel) -> None:
+    """Raise `PlanError` for an id in the plan's parameters that the target doesn't have."""
+    params, rows = plan.params, target.model.vocab_size
+    named = {f"banned_token_ids[{place}]": ids or (-1,) for place, ids in enumerate(params.banned_token_ids)}
+    named |= {"eos_token_ids": params.eos_token_ids, "stop_token_ids": params.stop_token_ids}
+    for key, ids in named.items():
+        if wrong := [number for number in ids if not 0 <= number < rows]:
+            msg = f"the plan sets params.{key} to {list(ids)!r:.80}, of which {wrong[0]!r:.40} is no id of {target.source}; it has {rows:,}"
+            raise PlanError(msg)
 
 
 def _workers(target: LoadedModel) -> int:

@@ -108,6 +108,9 @@ PLANS = {
     "hexadecimal": (f"seed = 0x{'f' * 6000}", "more digits than any setting"),
     "huge-batch": ("batch_size = -5", "batch_size to -5"),
     "nan": ("minimum_speedup = nan", "minimum_speedup"),
+    "no-id": ("params.banned_token_ids = [[1], [2048]]", "banned_token_ids[1] to [2048], of which 2048 is no id"),
+    "negative-id": ("params.eos_token_ids = [-1]", "of which -1 is no id"),
+    "no-ids": ("params.banned_token_ids = [[]]", "banned_token_ids[0]"),
 }
 
 
