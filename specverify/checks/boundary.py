@@ -18,7 +18,7 @@ from specverify.checks.check import Check, derived_seed, reproduce, sampling, sp
 from specverify.choices import Stream
 from specverify.choices.philox import Philox
 from specverify.context import pad_vocab
-from specverify.records import CheckResult, Finding, Verdict
+from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, Verdict
 from specverify.sampling import probabilities
 from specverify.statistics.interval import zero_failures_bound
 from specverify.verification import Proposal
@@ -146,8 +146,8 @@ def _proposal(blocks: _Blocks, drafts: Int[Tensor, "blocks k"]) -> Proposal:
 # ------------------------------------------------------------------------------------------------ probes
 
 
-def _probed(rule: Rule, blocks: _Blocks, seed: int) -> list[Finding]:
-    """One-draft steps with the uniform just below, just above, and far from the threshold."""
+def _probed(rule: Rule, blocks: _Blocks, seed: int) -> tuple[list[Finding], list[tuple[float, bool]]]:
+    """One-draft steps with the uniform just below and just above the threshold; each threshold, and whether all was right."""
     drafts = _drafted(blocks, seed)
     p, q = (laws[:, 0].gather(-1, drafts)[:, 0] for laws in (blocks.target_probs, blocks.draft_probs))
     threshold = (p / q).clamp(max=1)
@@ -174,7 +174,7 @@ def _probed(rule: Rule, blocks: _Blocks, seed: int) -> list[Finding]:
         "the bonus token is not drawn from the target's next row": (below.num_accepted_tokens > 0)
         & (_tv(bonus, blocks.target_probs[:, 1]) > _LAW_TOLERANCE),
     }
-    return [
+    findings = [
         Finding(
             text=f"{text}, in {int(wrong.sum())} of {len(wrong)} probes",
             place=f"{blocks.prompts[first].id}, draft {int(drafts[first])}, p/q = {float(p[first] / q[first]):.6g}",
@@ -182,6 +182,8 @@ def _probed(rule: Rule, blocks: _Blocks, seed: int) -> list[Finding]:
         for text, wrong in off.items()
         if (first := int(wrong.long().argmax())) >= 0 and bool(wrong.any())
     ]
+    right = ~torch.stack(list(off.values())).any(0)
+    return findings, list(zip(threshold.tolist(), right.tolist(), strict=True))
 
 
 def _tv(first: Float[Tensor, "batch vocab"], second: Float[Tensor, "batch vocab"]) -> Float[Tensor, " batch"]:
@@ -254,7 +256,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
     rule = subject.decoder.rule
     probes = [_probed(rule, blocks.at(place), seed) for place in range(plan.num_speculative_tokens)]
     draws, mismatches = _coupled(rule, blocks, seed, plan.coupled_draws)
-    findings = [finding for found in probes for finding in found] + mismatches
+    findings = [finding for found, _ in probes for finding in found] + mismatches
     bound = zero_failures_bound(draws, plan.false_fail_rate)
     num_probes = len(blocks.prompts) * plan.num_speculative_tokens
     summary = (
@@ -276,6 +278,27 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         advice="the finding names the line: threshold, replacement, bonus, or (if probes pass) which uniform is used where"
         if findings
         else "",
+        plots=(_plot(sorted(probe for _, probed in probes for probe in probed)),),
+    )
+
+
+def _plot(probed: list[tuple[float, bool]]) -> Plot:
+    places = [(100 * rank / len(probed), threshold, right) for rank, (threshold, right) in enumerate(probed, 1)]
+    return Plot(
+        id="boundary/thresholds",
+        title="Thresholds that were probed from both sides",
+        x_label="contexts, % with at most this threshold",
+        y_label="threshold min(1, p/q)",
+        kind=PlotKind.SCATTER,
+        series=tuple(
+            Series(
+                label=label,
+                x=tuple(x for x, _, right in places if right is wanted),
+                y=tuple(y for _, y, right in places if right is wanted),
+            )
+            for label, wanted in (("decided and drawn as wanted", True), ("not as wanted", False))
+        ),
+        caption="Where the wrong ones lie says what is wrong: everywhere, at certain acceptance (1), or where p is 0.",
     )
 
 

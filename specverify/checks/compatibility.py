@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from specverify.checks.check import Check, reproduce
 from specverify.checks.ids import DifferingId, compare_ids, eos_ids, shown, stated_eos, token_strings, translation
-from specverify.records import CheckResult, Finding, Verdict, worst
+from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, Verdict, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["PROVOKING_TEXTS", "DifferingId", "compare_ids", "compatibility", "eos_ids", "token_strings"]
 
 _MOST_NAMED = 5
+_MOST_POINTS = 200
 PROVOKING_TEXTS = (
     "Hello, world!", " leading", "trailing ", "a  b   c    d", "\tTab\tbed", "one\ntwo\n\n\n", "dos\r\nline\r\n",
     "1234567890 3.14159 1,000,000 0x1F", "don't DON'T I'll we'VE", "ALLCAPS camelCase snake_case", "a" * 40,
@@ -267,6 +268,30 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         sample_unit="ids",
         advice=_advice(findings) if verdict is Verdict.FAIL else "",
         reproduce=reproduce(subject, plan, compatibility.id),
+        plots=() if draft is None or handed_over else (_plot(differing, num_ids),),
+    )
+
+
+def _plot(differing: Sequence[DifferingId], num_ids: int) -> Plot:
+    """Where they lie: a few added tokens at the end, or everything from one id on."""
+
+    def counted(label: str, ids: Sequence[int]) -> Series:
+        every = max(1, -(-len(ids) // _MOST_POINTS))
+        known = [(float(number), float(place)) for place, number in list(enumerate(ids, 1))[::every]]
+        x, y = zip((0.0, 0.0), *known, (float(max(num_ids, *ids, 0)), float(len(ids))), strict=True)
+        return Series(label=label, x=x, y=y)
+
+    return Plot(
+        id="compatibility/ids",
+        title="Ids that are not the same token to both, counted from id 0",
+        x_label="id",
+        y_label="ids that differ so far",
+        kind=PlotKind.STEP,
+        series=(
+            counted("all", [each.id for each in differing]),
+            counted("can be emitted", [each.id for each in differing if each.emittable]),
+        ),
+        caption="Flat at zero: one vocabulary. A step at the end: added tokens. A rise without an end: everything is shifted from there on.",
     )
 
 

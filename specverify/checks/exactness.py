@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,11 @@ from specverify.choices.scripted import Scripted
 from specverify.drafting import TREES, drafter_for
 from specverify.law import autoregressive_law, decoded_law, total_variation
 from specverify.models.table import TableModel, random_table
-from specverify.records import CheckResult, Finding, Verdict
+from specverify.records import CheckResult, Finding, Plot, PlotKind, Series, Verdict
 from specverify.verification import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from specverify.decoding import Decoder
     from specverify.plan import Plan
@@ -28,6 +29,8 @@ __all__ = ["TOLERANCE", "exactness", "instances"]
 
 TOLERANCE = 1e-12
 """TV distance by which float64 rounding may part two exact laws."""
+_ROUNDING = 2.0**-53
+"""Of float64: no two laws are told to be closer."""
 _VOCAB, _DRAFTS, _TOKENS = 3, 2, 3
 _BRANCHING = (2, 1)
 """Of a tree rule's drafts: siblings on the first level, and a level below them."""
@@ -110,6 +113,24 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         smallest_detectable=TOLERANCE,
         effect_unit="TV distance",
         advice="mend the acceptance rule before anything else: this is proof, not statistics" if findings else "",
+        plots=(_plot(distances),),
+    )
+
+
+def _plot(distances: Mapping[str, float]) -> Plot:
+    digits = tuple(-math.log10(min(max(distance, _ROUNDING), 1.0)) for distance in distances.values())
+    wanted = -math.log10(TOLERANCE)
+    return Plot(
+        id="exactness/digits",
+        title="How far the emitted law is the target's",
+        x_label="pair of tables",
+        y_label="decimal digits, -log10 of the TV distance",
+        kind=PlotKind.BAR,
+        series=(
+            Series(label="emitted law against the target's", x=tuple(distances), y=digits),
+            Series(label="wanted", x=(-0.5, len(digits) - 0.5), y=(wanted, wanted), dashed=True),
+        ),
+        caption="A bar that ends before the dashed line is a law that is not the target's.",
     )
 
 

@@ -19,13 +19,14 @@ from specverify.checks.evidence import (
     e_process,
     e_process_test,
     pit_tests,
+    proof,
     settled,
     support,
     suspicious,
     told_suspicion,
 )
 from specverify.plan import PARAMETER_GRID
-from specverify.records import CheckResult, Verdict
+from specverify.records import CheckResult, Plot, PlotKind, Series, Verdict
 from specverify.scoring import score
 
 if TYPE_CHECKING:
@@ -152,6 +153,24 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         if verdict is Verdict.INCONCLUSIVE and not any(suspicious(test.log10_e or 0.0) for test in tests)
         else "apply each parameter to every row of the block, with the drafts before it in view",
         reproduce=reproduce(subject, plan, "parameters"),
+        plots=(_plot(tests, proof(plan)),),
+    )
+
+
+def _plot(tests: Sequence[StatisticalTest], limit: float) -> Plot:
+    return Plot(
+        id="parameters/evidence",
+        title="Evidence against the target in each setting",
+        x_label="setting",
+        y_label="log10 of the e-value",
+        kind=PlotKind.BAR,
+        series=(
+            Series(
+                label="evidence", x=tuple(test.name for test in tests), y=tuple(test.log10_e or 0.0 for test in tests)
+            ),
+            Series(label="fails from here at the latest", x=(-0.5, len(tests) - 0.5), y=(limit, limit), dashed=True),
+        ),
+        caption="Short of zero or around it: no evidence. As far as the dashed line: this setting's law is not the target's.",
     )
 
 

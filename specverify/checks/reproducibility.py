@@ -19,7 +19,17 @@ from scipy import stats
 from specverify.checks.check import Check, derived_seed, reproduce, sampling, spread
 from specverify.checks.evidence import least_level
 from specverify.engines import Capability
-from specverify.records import CheckResult, DecodeRequest, Finding, SamplingParams, StatisticalTest, Verdict
+from specverify.records import (
+    CheckResult,
+    DecodeRequest,
+    Finding,
+    Plot,
+    PlotKind,
+    SamplingParams,
+    Series,
+    StatisticalTest,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -190,7 +200,7 @@ def _difference(group: Group, scored: ScoredTraces) -> tuple[str, str, bool] | N
             continue
         pairs = enumerate(zip(first.token_ids, other.token_ids, strict=False))
         at = next((at for at, (one, another) in pairs if one != another), None)
-        arms = f"'{first.request.id.rsplit('/', 1)[1]}' against '{other.request.id.rsplit('/', 1)[1]}'"
+        arms = f"'{_arm(first)}' against '{_arm(other)}'"
         place = f"{first.request.id.rsplit('/', 1)[0]}, sample {first.sample}, seed {first.request.seed}"
         if at is None:
             text = f"{arms}: the same tokens end as '{first.finish}' after {len(first.token_ids)} and as "
@@ -198,6 +208,10 @@ def _difference(group: Group, scored: ScoredTraces) -> tuple[str, str, bool] | N
         one, another = (_token(scored, trace, at) for trace in (group[0], index))
         return f"{arms}: token {at} is {one} and {another}", place, True
     return None
+
+
+def _arm(trace: DecodeTrace) -> str:
+    return trace.request.id.rsplit("/", 1)[1]
 
 
 def _token(scored: ScoredTraces, trace: int, at: int) -> str:
@@ -280,7 +294,29 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         smallest_detectable=rounding.smallest_detectable,
         effect_unit="differing requests",
         advice=_advice(verdict, differences),
+        plots=(_plot(groups, traces),) if groups else (),
         reproduce=reproduce(subject, plan, "reproducibility"),
+    )
+
+
+def _plot(groups: Sequence[Group], traces: Sequence[DecodeTrace]) -> Plot:
+    """By what a request was asked among: its answers beside the first that it was given."""
+    counts: dict[str, list[int]] = {}
+    for first, *others in groups:
+        for index in others:
+            same = (traces[index].token_ids, traces[index].finish) == (traces[first].token_ids, traces[first].finish)
+            counts.setdefault(_arm(traces[index]), [0, 0])[not same] += 1
+    return Plot(
+        id="reproducibility/arms",
+        title="Answers to a request that was asked before",
+        x_label="asked",
+        y_label="answers",
+        kind=PlotKind.BAR,
+        series=tuple(
+            Series(label=label, x=tuple(counts), y=tuple(float(each[place]) for each in counts.values()))
+            for place, label in enumerate(("the same tokens", "other tokens"))
+        ),
+        caption="Other tokens in one group of bars alone say what moves a text: the neighbours, or nothing but the time.",
     )
 
 

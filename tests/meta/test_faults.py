@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specverify.faults import FAULTS
+from specverify.faults import FAULTS, find_fault
 from specverify.kill_matrix import CORRECTNESS, SMALL_PLAN, kill_matrix, measured
 from specverify.records import Verdict
 
@@ -25,6 +25,19 @@ def test_healthy_decoder_is_not_failed():
     for result in measured(None, CORRECTNESS):
         assert result.verdict is not Verdict.FAIL, f"{result.id}: {result.summary}"
         assert not [test.name for test in result.tests if test.smallest_detectable is None], result.id
+        assert all(any(series.y for series in plot.series) for plot in result.plots), result.id
+        assert result.plots, result.id
+
+
+def test_exactness_draws_how_many_digits_agree():
+    """A healthy law agrees to the dashed line; a fault's ends before it, in some table at least."""
+    healthy, wrong = (
+        measured(fault, [BY_ID["exactness"]])[0].plots[0] for fault in (None, find_fault("residual-from-target"))
+    )
+    (found, limit), (off, _) = healthy.series, wrong.series
+    assert min(found.y) > limit.y[0] == pytest.approx(12)
+    assert min(off.y) < 3
+    assert found.x == off.x
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -40,6 +40,10 @@ def test_the_healthy_rule_passes_with_a_bound():
     assert result.verdict is Verdict.PASS
     assert result.num_samples == 300
     assert result.measurements["code_tv_bound"] == pytest.approx(13.8155 / 300, rel=0.05)
+    right, wrong = result.plots[0].series
+    assert len(right.y) == 20 * PLAN.num_speculative_tokens
+    assert list(right.y) == sorted(right.y)
+    assert wrong.y == ()
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,7 @@ def test_a_probe_names_the_line_that_is_wrong(fault: str, said: str):
     assert result.verdict is Verdict.FAIL
     assert any(said in finding.text for finding in result.findings)
     assert result.measurements["code_tv_bound"] == 1
+    assert result.plots[0].series[1].y
 
 
 @pytest.mark.parametrize("fault", ["draft-noise-in-accept", "draft-noise-in-residual", "accept-noise-in-residual"])

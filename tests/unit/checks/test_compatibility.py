@@ -119,6 +119,7 @@ def test_equal_tokenizers_pass_without_a_word(files: Callable[[], Files]) -> Non
     assert result.findings == ()
     assert result.num_samples == VOCAB_SIZE
     assert result.measurements["num_differing_ids"] == 0
+    assert {series.y for series in result.plots[0].series} == {(0.0, 0.0)}
     assert "--only compatibility" in result.reproduce
 
 
@@ -142,6 +143,8 @@ def test_two_swapped_ids_fail_with_both_strings(files: Callable[[], Files]) -> N
     assert "id 280" in result.summary
     assert "target's own tokenizer" in result.advice
     assert result.measurements["num_emittable_differing_ids"] == 2
+    for series in result.plots[0].series:
+        assert (series.x, series.y) == ((0.0, 280.0, 290.0, float(VOCAB_SIZE)), (0.0, 1.0, 2.0, 2.0))
 
 
 def test_reserved_ids_that_differ_are_worth_knowing_only(files: Callable[[], Files]) -> None:
@@ -153,6 +156,7 @@ def test_reserved_ids_that_differ_are_worth_knowing_only(files: Callable[[], Fil
     result = certified(files().load(), draft.load())
     assert result.verdict is Verdict.PASS
     assert "<|reserved_special_token_9|>" in found(result, "id 3").text
+    assert [series.y[-1] for series in result.plots[0].series] == [1.0, 0.0]
 
 
 def test_token_that_only_one_has_is_named(files: Callable[[], Files]) -> None:

@@ -30,6 +30,9 @@ def test_suspicion_of_one_setting_is_followed_until_it_is_settled(name):
     assert result.verdict is Verdict.FAIL
     assert result.num_samples > 2 * healthy.num_samples, result.summary
     assert "e-process" in result.summary
+    for each, shows in ((healthy, False), (result, True)):
+        evidence, limit = each.plots[0].series
+        assert (max(evidence.y) >= limit.y[0]) == shows
     pooled = [test.num_samples for test in result.tests if test.p_value is not None]
     assert all(number < 1.5 * healthy.num_samples for number in pooled), pooled
 

@@ -63,6 +63,10 @@ def test_a_healthy_decoder_passes() -> None:
     assert result.measurements["num_differing_requests"] == 0
     assert result.measurements["num_pairs_of_seeds"] > 0
     assert result.measurements["num_answers"] > 2 * result.measurements["num_requests"]
+    same, other = result.plots[0].series
+    assert sum(same.y) == result.measurements["num_answers"] - result.measurements["num_requests"]
+    assert sum(other.y) == 0
+    assert {"together", "among others", "again"} <= set(same.x)
 
 
 def test_each_arm_is_asked_and_not_recalled() -> None:
@@ -81,6 +85,7 @@ def test_random_numbers_by_the_place_in_the_batch_fail() -> None:
     result = judged(concluded(reproducibility, subject(find_fault("seed-by-batch-place").apply(decoder)), PLAN))
     assert result.verdict is Verdict.FAIL
     assert "probability" in result.findings[0].text
+    assert sum(result.plots[0].series[1].y) > 0
 
 
 def test_an_engine_that_forgets_the_seed_fails() -> None:
