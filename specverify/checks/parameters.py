@@ -30,7 +30,7 @@ from specverify.records import CheckResult, Plot, PlotKind, Series, Verdict
 from specverify.scoring import score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from specverify.checks.check import Round
     from specverify.plan import Plan
@@ -124,7 +124,7 @@ def _with_bet_on_penalty(subject: Subject, cell: ScoredTraces) -> ScoredTraces:
 
 def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult:
     findings: list[Finding] = []
-    tests, counts = [], {}
+    tests, counts, evidence = [], {}, {}
     unsettled = ""
     for name, tokens in _by_cell(scored).items():
         cell = support(subject, plan, _with_bet_on_penalty(subject, tokens))
@@ -133,6 +133,7 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         unsettled = unsettled if cell.settled else f"{findings[-1].text}: too many to say that the support holds"
         if len(cell.inside):
             tests.append(e_process_test(cell.inside, plan, name=name))
+            evidence[name] = tests[-1].log10_e or 0.0
     all_inside = _of_first_round(scored.where(scored["edge"] == 0))
     pooled = pit_tests(all_inside, plan, name="all settings", chi_square=False) if len(all_inside) else ()
     thinnest = min(counts, key=counts.__getitem__, default="")
@@ -153,11 +154,11 @@ def _conclude(subject: Subject, plan: Plan, scored: ScoredTraces) -> CheckResult
         if verdict is Verdict.INCONCLUSIVE and not any(suspicious(test.log10_e or 0.0) for test in tests)
         else "apply each parameter to every row of the block, with the drafts before it in view",
         reproduce=reproduce(subject, plan, "parameters"),
-        plots=(_plot(tests, proof(plan)),),
+        plots=(_plot(evidence, proof(plan)),),
     )
 
 
-def _plot(tests: Sequence[StatisticalTest], limit: float) -> Plot:
+def _plot(evidence: Mapping[str, float], limit: float) -> Plot:
     return Plot(
         id="parameters/evidence",
         title="Evidence against the target in each setting",
@@ -165,10 +166,8 @@ def _plot(tests: Sequence[StatisticalTest], limit: float) -> Plot:
         y_label="log10 of the e-value",
         kind=PlotKind.BAR,
         series=(
-            Series(
-                label="evidence", x=tuple(test.name for test in tests), y=tuple(test.log10_e or 0.0 for test in tests)
-            ),
-            Series(label="fails from here at the latest", x=(-0.5, len(tests) - 0.5), y=(limit, limit), dashed=True),
+            Series(label="evidence", x=tuple(evidence), y=tuple(evidence.values())),
+            Series(label="fails from here at the latest", x=(-0.5, len(evidence) - 0.5), y=(limit, limit), dashed=True),
         ),
         caption="Short of zero or around it: no evidence. As far as the dashed line: this setting's law is not the target's.",
     )

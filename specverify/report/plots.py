@@ -156,6 +156,11 @@ def _finish(plot: Plot, axes: Axes) -> None:
     if numeric and not _categories(plot) and all(math.isfinite(x) and x == int(x) for x in numeric):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    measured = [y for series in plot.series if not series.dashed for y in series.y]
+    if all(math.isfinite(y) and y == int(y) for y in measured):  # counts
+        (axes.xaxis if sideways else axes.yaxis).set_major_locator(MaxNLocator(integer=True))
+        if not any(measured) and not sideways:
+            axes.set_ylim(0, 1)
     if not any(len(series.y) for series in plot.series):
         axes.text(0.5, 0.5, "nothing was measured", ha="center", color=_MUTED, transform=axes.transAxes)
     elif len(plot.series) > 1:

@@ -150,7 +150,7 @@ def test_other_run_is_not_resumed(run: Run, fakes: Callable[..., FakeChecks], op
     fake = fakes(one=Verdict.PASS, two=Verdict.PASS)
     outcome = run("certify", "--out", "here", *options)
     assert fake.asked == ["one", "two"]
-    assert ("is ignored" in outcome.err) == (options != ("--no-resume",))
+    assert ("begins anew" in outcome.err) == (options != ("--no-resume",))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 1}', "\x00"])
