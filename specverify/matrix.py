@@ -9,16 +9,17 @@ stays short of its error budget may fail in the company of others.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from specverify.records import Certificate, CheckResult, Verdict, worst
+from specverify.judge import headline
+from specverify.records import Certificate, CheckResult, Finding, Verdict, worst
 from specverify.statistics.discoveries import calibrated, e_benjamini_hochberg, merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cell", "MatrixRow", "evidence", "rows_of", "verdict_of"]
+__all__ = ["Cell", "MatrixRow", "evidence", "named_lossy", "rows_of", "verdict_of"]
 
 _ABOUT_THE_PAIR = {"compatibility", "cost"}
 """Checks that say nothing about the law of what is emitted."""
@@ -86,7 +87,7 @@ def rows_of(
         MatrixRow(
             cell=cell,
             verdict=Verdict.FAIL if named else certificate.verdict,
-            headline=_BY_E_BH if named and certificate.verdict is not Verdict.FAIL else certificate.headline,
+            headline=_BY_E_BH if named and not _lossy_alone(certificate) else certificate.headline,
             log10_e=value,
             discovered=named,
             expected_acceptance=_figure(certificate, "acceptance", "expected_acceptance"),
@@ -97,6 +98,37 @@ def rows_of(
             cells, certificates, values, discovered, unmet or [()] * len(cells), strict=True
         )
     ]
+
+
+def named_lossy(certificate: Certificate, row: MatrixRow) -> Certificate:
+    """The certificate of a cell that e-BH names: FAIL, so that the gate holds it back as the table does; any other as it is."""
+    if not row.discovered or _lossy_alone(certificate):
+        return certificate
+    said = (
+        f"e-BH names this cell as lossy over the matrix: evidence 10^{row.log10_e:.1f} to 1, of all its tests together"
+    )
+    about = [result for result in certificate.checks if result.id not in _ABOUT_THE_PAIR]
+    blamed = next((result for result in about if result.id == "lossless"), about[0])
+    failed = replace(
+        blamed,
+        verdict=Verdict.FAIL,
+        summary=f"{said}; {blamed.summary}",
+        findings=(Finding(text=said), *blamed.findings),
+    )
+    checks = tuple(failed if result is blamed else result for result in certificate.checks)
+    whole = not certificate.plan.get("only")
+    return replace(
+        certificate,
+        checks=checks,
+        verdict=Verdict.FAIL,
+        headline=headline(checks, fault=certificate.fault, whole=whole, engine=certificate.engine),
+    )
+
+
+def _lossy_alone(certificate: Certificate) -> bool:
+    """Whether its own error budget says so; a refusal on cost doesn't."""
+    results = [result for result in certificate.checks if result.id not in _ABOUT_THE_PAIR]
+    return any(_proof(result) or any(test.failed for test in result.tests) for result in results)
 
 
 def verdict_of(rows: Sequence[MatrixRow]) -> Verdict:

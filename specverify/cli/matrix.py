@@ -40,9 +40,9 @@ def certify_matrix(
     What any cell can be refused for is refused before the first is certified. An interrupted matrix resumes: finished cells
     are taken over from their checkpoints.
     """
-    from specverify.cli.output import move_aside
+    from specverify.cli.output import move_aside, render, reserved, write_all
     from specverify.cli.run import run, unmet_by
-    from specverify.matrix import rows_of
+    from specverify.matrix import named_lossy, rows_of
     from specverify.matrix_file import cells_of, read_matrix
 
     for name in _VARIED:
@@ -73,6 +73,10 @@ def certify_matrix(
                 )  # fmt: skip
         unmet = [tuple(unmet_by(certificate, given)) for certificate in certificates]
         rows = rows_of(cells, certificates, matrix.named_rate, unmet)
+        for row, certificate in zip(rows, certificates, strict=True):
+            if (failed := named_lossy(certificate, row)) is not certificate:
+                with reserved(out / row.cell.name):
+                    write_all(out / row.cell.name, render(failed))
         _write(out, rows, matrix.named_rate)
     for cell in cells:
         (out / cell.name / "checkpoint.json").unlink(missing_ok=True)

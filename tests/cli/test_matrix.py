@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import pytest
+
     from tests.cli.conftest import FakeChecks, Run
 
 PAIR = embedded()
@@ -46,6 +48,21 @@ def test_every_cell_has_its_certificate_and_the_matrix_its_table(
     assert (folder / "matrix.md").read_text().startswith("## 4 cells")
     assert not list(folder.glob("*/checkpoint.json"))
     assert len(run("certify", "--matrix", "pairs.toml", "--json").json["cells"]) == 4
+
+
+def test_the_gate_holds_back_a_cell_that_only_e_bh_names(
+    run: Run, fakes: Callable[..., FakeChecks], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its own certificate says FAIL, and its report."""
+    fakes(lossless=Verdict.PASS)
+    told = iter([12.0, -1.0, -1.0, -1.0])
+    monkeypatch.setattr("specverify.matrix.evidence", lambda _: next(told))
+    assert run("certify", "--matrix", written(tmp_path), "--quiet").code == 1
+    first, *others = sorted((tmp_path / "specverify-out" / "pairs").glob("*/certificate.json"))
+    assert read_certificate(first).verdict is Verdict.FAIL
+    assert {read_certificate(each).verdict for each in others} == {Verdict.PASS}
+    assert "e-BH names this cell" in (first.parent / "report.html").read_text()
+    assert "e-BH names this cell" in run("gate", first, PAIR.target, PAIR.draft).out
 
 
 def test_an_earlier_table_does_not_stand_beside_a_refusal(

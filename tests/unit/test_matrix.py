@@ -10,9 +10,11 @@ import pytest
 
 from specverify.codec import read_plan
 from specverify.errors import PlanError
-from specverify.matrix import Cell, evidence, rows_of, verdict_of
+from specverify.gate import disagreements, unmet
+from specverify.matrix import Cell, evidence, named_lossy, rows_of, verdict_of
 from specverify.matrix_file import cells_of, plan_text, read_matrix
 from specverify.plan import CHECK_IDS, Plan
+from specverify.policy import Policy
 from specverify.records import Certificate, Finding, Verdict
 from specverify.report.matrix import as_object, reasons, render_matrix, sentence, table
 from tests.unit.certificates import certificate_of, result_of
@@ -47,6 +49,22 @@ def test_suspects_are_named_in_company() -> None:
     assert [row.verdict for row in rows] == [Verdict.FAIL] + [Verdict.PASS] * 9
     assert verdict_of(rows) is Verdict.FAIL
     assert rows[0].headline.startswith("Do not roll this out: e-BH names it")
+    failed = [named_lossy(certificate, row) for certificate, row in zip(certificates, rows, strict=True)]
+    assert failed[1:] == certificates[1:]
+    assert failed[0].headline == "Do not roll this out: lossless failed."
+    assert not list(disagreements(failed[0]))
+    assert "e-BH names this cell" in next(unmet(failed[0], Policy())).text
+
+
+def test_refused_on_cost_and_named_as_lossy_is_both() -> None:
+    """No certificate says that no check of correctness failed where the table says that the cell is lossy."""
+    dear = with_evidence(5.5)
+    dear = replace(dear, checks=(*dear.checks[:-1], result_of("cost", Verdict.FAIL)), verdict=Verdict.FAIL)
+    row = rows_of(cells(10), [dear, *[with_evidence(-0.5)] * 9], 1e-3)[0]
+    assert "e-BH names it" in row.headline
+    assert named_lossy(dear, row).headline == "Do not roll this out: lossless, cost failed."
+    proven = replace(dear, checks=(*ALL[:4], result_of("stopping", Verdict.FAIL, findings=(Finding(text="past EOS"),))))
+    assert named_lossy(proven, row) is proven
 
 
 def test_proof_and_refusals() -> None:
