@@ -25,6 +25,7 @@ CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
 PREVIOUS = "previous"
 """The folder, beside a run's files, of those that stood there when a run began that did not end in a certificate."""
+_MOST_LOOKED_AT = 64 * 1024 * 1024
 _WRITTEN = ("report.html", "junit.xml", "summary.md", CERTIFICATE)
 
 
@@ -71,9 +72,22 @@ def _require_room(folder: Path) -> None:
             msg = f"{folder / name} is no file, so none can be put there; give another --out"
             raise OutputError(msg)
     there = [name for name in _WRITTEN if (folder / name).exists()]
-    if there and not any((folder / name).exists() for name in (CERTIFICATE, PREVIOUS, CHECKPOINT)):
-        msg = f"{folder / there[0]} is not of a run of specverify, which would write over it; give another --out"
+    if CERTIFICATE in there:
+        known = _is_ours(folder / CERTIFICATE)
+    else:
+        known = not there or any((folder / name).exists() for name in (PREVIOUS, CHECKPOINT))
+    if not known:
+        msg = f"{folder / there[-1]} is not of a run of specverify, which would write over it; give another --out"
         raise OutputError(msg)
+
+
+def _is_ours(certificate: Path) -> bool:
+    """Whether it names us, of whatever version it is; one that can't be opened is refused by whoever wants to write there."""
+    try:
+        with certificate.open("rb") as file:
+            return b"specverify" in file.read(_MOST_LOOKED_AT)
+    except OSError:
+        return True
 
 
 def last_of(folder: Path) -> Certificate | None:

@@ -116,6 +116,7 @@ def test_output_that_cannot_be_written_is_refused_before_the_run(run: Run, tmp_p
         (lambda out: (out / "report.html").mkdir(parents=True), "report.html is no file"),
         (lambda out: (out.mkdir(), os.mkfifo(out / "certificate.json")), "certificate.json is no file"),
         (lambda out: (out.mkdir(), (out / "junit.xml").write_text("<pytest/>")), "junit.xml is not of a run of specverify"),
+        (lambda out: (out.mkdir(), (out / "certificate.json").write_text("{}")), "certificate.json is not of a run of specverify"),
         (lambda out: (out / ".lock").mkdir(parents=True), "can't hold o for this run: is a directory"),
         (lambda out: out.symlink_to(PAIR.target), "is a model's folder"),
     ],
