@@ -32,7 +32,7 @@ _PATTERNS = (
     (re.compile(r"(\b[A-Z0-9_]{0,60}_(?:TOKEN|KEY|SECRET|PASSWORD)=['\"]?)[^\s'\"]+"), rf"\1{_HIDDEN}"),
     (re.compile(r"(\b(?:Bearer|bearer|Basic)\s+)[\w+/.~=-]{16,}"), rf"\1{_HIDDEN}"),
     (re.compile(r"((?:authorization|x-api-key|api[_-]key|password)['\"]?\s*[:=]\s*['\"]?(?:(?:Bearer|Basic)\s+)?)[^\s'\",]{4,}", re.IGNORECASE), rf"\1{_HIDDEN}"),
-    (re.compile(r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|nvapi-|gsk_|AIza|AKIA)[\w-]{16,}"), rf"\1{_HIDDEN}"),
+    (re.compile(r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|nvapi-|gsk_|xai-|r8_|pypi-|AIza|AKIA)[\w-]{16,}"), rf"\1{_HIDDEN}"),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), _HIDDEN),
 )  # fmt: skip
 

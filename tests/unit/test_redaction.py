@@ -30,6 +30,7 @@ SECRET = "hunter2hunter2hunter2"
         f"specverify qualify openai --option 'api_key={SECRET}'",
         f"HF_TOKEN={SECRET} specverify certify",
         f"ghs_{SECRET}",
+        f"xai-{SECRET}",
         f"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{SECRET}",
         "Authorization: Bearer " + SECRET[:7] + f" https://me:{SECRET}@host",
         f"https://host/v1?api_key={SECRET}&n=1",
