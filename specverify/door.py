@@ -63,20 +63,20 @@ def certify_pair(
         prompts=Path(prompts) if isinstance(prompts, (str, Path)) else None,
     )  # fmt: skip
     texts = None if prompts is None or isinstance(prompts, (str, Path)) else _prompts(prompts)
-    if out is None:
-        return certify(
-            subject_of(invocation, asked, prompts=texts, engine=engine),
-            asked,
-            watch=watch,
-            trust_remote_code=trust_remote_code,
-        )
-    from specverify.cli.output import last_of, render, reserved, set_aside, write_all  # noqa: PLC0415 - needed for files only
 
-    with reserved(Path(out)):
-        set_aside(Path(out))
+    def made() -> Certificate:
         subject = subject_of(invocation, asked, prompts=texts, engine=engine)
-        certificate = certify(subject, asked, watch=watch, trust_remote_code=trust_remote_code)
-        write_all(Path(out), render(certificate, last_of(Path(out))))
+        return certify(subject, asked, watch=watch, trust_remote_code=trust_remote_code)
+
+    if out is None:
+        return made()
+    from specverify.cli.output import last_of, render, require_other_folder, reserved, set_aside, write_all  # noqa: PLC0415 - needed for files only
+
+    require_other_folder(folder := Path(out), (invocation.target, invocation.draft))
+    with reserved(folder):
+        set_aside(folder)
+        certificate = made()
+        write_all(folder, render(certificate, last_of(folder)))
     return certificate
 
 

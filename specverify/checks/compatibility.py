@@ -31,6 +31,7 @@ __all__ = ["PROVOKING_TEXTS", "DifferingId", "compare_ids", "compatibility", "eo
 
 _MOST_NAMED = 5
 _MOST_POINTS = 200
+"""Of a plotted series; of more differing ids, evenly many."""
 PROVOKING_TEXTS = (
     "Hello, world!", " leading", "trailing ", "a  b   c    d", "\tTab\tbed", "one\ntwo\n\n\n", "dos\r\nline\r\n",
     "1234567890 3.14159 1,000,000 0x1F", "don't DON'T I'll we'VE", "ALLCAPS camelCase snake_case", "a" * 40,

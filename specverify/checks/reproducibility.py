@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from specverify.checks.check import Round
     from specverify.models import LanguageModel
     from specverify.plan import Plan
-    from specverify.records import DecodeTrace
+    from specverify.records import DecodeTrace, FinishReason
     from specverify.scoring import ScoredTraces
     from specverify.subject import EncodedPrompt, Subject
 
@@ -196,7 +196,7 @@ def _difference(group: Group, scored: ScoredTraces) -> tuple[str, str, bool] | N
     first = scored.traces[group[0]]
     for index in group[1:]:
         other = scored.traces[index]
-        if (first.token_ids, first.finish) == (other.token_ids, other.finish):
+        if _answer(first) == _answer(other):
             continue
         pairs = enumerate(zip(first.token_ids, other.token_ids, strict=False))
         at = next((at for at, (one, another) in pairs if one != another), None)
@@ -208,6 +208,10 @@ def _difference(group: Group, scored: ScoredTraces) -> tuple[str, str, bool] | N
         one, another = (_token(scored, trace, at) for trace in (group[0], index))
         return f"{arms}: token {at} is {one} and {another}", place, True
     return None
+
+
+def _answer(trace: DecodeTrace) -> tuple[tuple[int, ...], FinishReason]:
+    return trace.token_ids, trace.finish
 
 
 def _arm(trace: DecodeTrace) -> str:
@@ -304,8 +308,8 @@ def _plot(groups: Sequence[Group], traces: Sequence[DecodeTrace]) -> Plot:
     counts: dict[str, list[int]] = {}
     for first, *others in groups:
         for index in others:
-            same = (traces[index].token_ids, traces[index].finish) == (traces[first].token_ids, traces[first].finish)
-            counts.setdefault(_arm(traces[index]), [0, 0])[not same] += 1
+            differs = _answer(traces[index]) != _answer(traces[first])
+            counts.setdefault(_arm(traces[index]), [0, 0])[differs] += 1
     return Plot(
         id="reproducibility/arms",
         title="Answers to a request that was asked before",
@@ -314,9 +318,9 @@ def _plot(groups: Sequence[Group], traces: Sequence[DecodeTrace]) -> Plot:
         kind=PlotKind.BAR,
         series=tuple(
             Series(label=label, x=tuple(counts), y=tuple(float(each[place]) for each in counts.values()))
-            for place, label in enumerate(("the same tokens", "other tokens"))
+            for place, label in enumerate(("the same answer", "another answer"))
         ),
-        caption="Other tokens in one group of bars alone say what moves a text: the neighbours, or nothing but the time.",
+        caption="Another answer in one group of bars alone says what moves a text: the neighbours, or nothing but the time.",
     )
 
 

@@ -19,13 +19,24 @@ if TYPE_CHECKING:
 
     from specverify.records import Certificate
 
-__all__ = ["CERTIFICATE", "PREVIOUS", "last_of", "move_aside", "render", "reserved", "set_aside", "write_all"]
+__all__ = [
+    "CERTIFICATE",
+    "PREVIOUS",
+    "last_of",
+    "move_aside",
+    "render",
+    "require_other_folder",
+    "reserved",
+    "set_aside",
+    "write_all",
+]
 
 CERTIFICATE = "certificate.json"
 """Put in place last: where it is, the others are."""
 PREVIOUS = "previous"
 """The folder, beside a run's files, of those that stood there when a run began that did not end in a certificate."""
 _MOST_LOOKED_AT = 64 * 1024 * 1024
+"""Bytes of a certificate that was there before, for our name in it."""
 _WRITTEN = ("report.html", "junit.xml", "summary.md", CERTIFICATE)
 
 
@@ -63,6 +74,14 @@ def reserved(folder: Path) -> Iterator[None]:
         for each in (folder, *made):
             with contextlib.suppress(OSError):  # not empty: the certificate, or what a second run resumes from
                 each.rmdir()
+
+
+def require_other_folder(folder: Path, models: Iterable[str | Path | None]) -> None:
+    """Raise `OutputError` where the certificate would be one more file of a model, which the gate would then refuse."""
+    for model in models:
+        if model is not None and folder.is_dir() and os.path.isdir(model) and folder.samefile(model):  # noqa: PTH112 - a hub name is no path
+            msg = f"{folder} is a model's folder, and a certificate there would be one of its files; give another --out"
+            raise OutputError(msg)
 
 
 def _require_room(folder: Path) -> None:

@@ -72,12 +72,12 @@ def _certified(
     from specverify.certify import certify as certified
     from specverify.certify import chosen, fingerprints
     from specverify.cli.engine_setup import certified_without_target, decoded_by_engine
-    from specverify.cli.output import last_of, render, reserved, set_aside, write_all
+    from specverify.cli.output import last_of, render, require_other_folder, reserved, set_aside, write_all
     from specverify.cli.setup import make_subject, require_names
     from specverify.cli.store import FileStore, run_key
 
     tell = _nobody if quiet else say
-    _require_other_folder(folder, sources)
+    require_other_folder(folder, (sources.target, sources.draft))
     if invocation.score_by != "target":
         if cluster is not None:
             msg = f"--score-by {invocation.score_by} loads no target, so there is nothing for a cluster to compute; leave --ray out"
@@ -122,18 +122,6 @@ def _certified(
         else:
             store.remove()
         return certificate
-
-
-def _require_other_folder(folder: Path, sources: Sources) -> None:
-    """Raise `OutputError` where the certificate would be one more file of a model, which the gate would then refuse."""
-    from pathlib import Path
-
-    from specverify.errors import OutputError
-
-    for source in filter(None, (sources.target, sources.draft)):
-        if folder.is_dir() and Path(source).is_dir() and folder.samefile(source):
-            msg = f"{folder} is a model's folder, and a certificate there would be one of its files; give another --out"
-            raise OutputError(msg)
 
 
 def unmet_by(certificate: Certificate, invocation: Invocation) -> list[str]:

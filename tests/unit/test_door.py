@@ -126,3 +126,6 @@ def test_a_folder_that_cant_be_written_is_refused_before_the_run(tmp_path: Path)
     (tmp_path / "o").write_text("a file", encoding="utf-8")
     with pytest.raises(OutputError, match="is a file, and the certificate needs a folder"):
         certify_pair("nowhere", "nowhere", out=tmp_path / "o")
+    (tmp_path / "models").symlink_to(PAIR.target)
+    with pytest.raises(OutputError, match="is a model's folder"):
+        certify_pair(PAIR.target, PAIR.draft, out=tmp_path / "models")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specverify.checks.evidence import detectable_shift, impossible, support, tokens_needed
+from specverify.checks.evidence import detectable_shift, impossible, in_doubt, support, tokens_needed
 from specverify.checks.lossless import lossless
 from specverify.checks.parameters import parameters
 from specverify.plan import Plan
@@ -95,3 +95,18 @@ def test_too_few_tokens_are_no_pass():
         assert result.verdict is Verdict.INCONCLUSIVE
         assert key in result.summary
     assert VOCAB_SIZE > 16
+
+
+def test_doubt_begins_at_a_suspicion():
+    """What comes before the judge may be proof: a cell of the OFF arm then speaks of the engine without speculation."""
+    from specverify.conformance.cells import _off
+
+    told = concluded(lossless, subject(), replace(Plan(), lossless_tokens=64, seed=3))
+    calm, suspect = (
+        replace(told, tests=tuple(replace(t, log10_e=e) for t in told.tests if t.log10_e is not None))
+        for e in (0.0, 9.0)
+    )
+    assert not in_doubt(replace(calm, verdict=Verdict.PASS))
+    for doubtful in (suspect, replace(calm, verdict=Verdict.FAIL)):
+        assert in_doubt(doubtful)
+        assert _off(doubtful).advice.startswith("mend the adapter")

@@ -46,6 +46,21 @@ def test_the_numbers_are_said() -> None:
     )
 
 
+def test_counts_have_whole_ticks_and_begin_at_zero() -> None:
+    """No 2.5 answers, and no -0.04 differing ids where there are none."""
+
+    def ticks(*y: float) -> set[str]:
+        drawn = ET.fromstring(svg(Plot(
+            id="n", title="N", x_label="", y_label="", kind=PlotKind.STEP, series=(Series(label="n", x=(0.5, 1.5), y=y),),
+        )))  # fmt: skip
+        groups = [each for each in drawn.iter() if "ytick" in each.get("id", "")]
+        return {text.text or "" for group in groups for text in group.iter() if text.tag.endswith("text")}
+
+    assert ticks(0, 0) == {"0", "1"}
+    assert {"0", "1", "2", "3"} >= ticks(0, 3) >= {"0", "3"}
+    assert any("." in tick for tick in ticks(0.0, 2.5))
+
+
 def test_deterministic_and_apart() -> None:
     """The same plot gives the same bytes; two plots share no id, so they can share a page."""
     one, other = svg(plot(PlotKind.LINE, NUMBERS)), svg(plot(PlotKind.LINE, NUMBERS, label="z"))
