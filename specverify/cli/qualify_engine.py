@@ -109,11 +109,12 @@ def qualify_engine(command: EngineCommand, *, as_json: bool, quiet: bool) -> int
     """Run, write the certificate, show it; the exit code."""
     from rich.console import Console
 
-    from specverify.cli.output import CERTIFICATE, render, reserved, write_all
+    from specverify.cli.output import CERTIFICATE, render, require_other_folder, reserved, write_all
     from specverify.cli.progress import watching
     from specverify.conformance import run_engine
 
     plan, run, folder = command.plan(), command.run(), command.folder()
+    require_other_folder(folder, (command.target, command.draft))
     watch = watching(Console(stderr=True), quiet=quiet, as_json=as_json)
     try:
         with crash_kept_in(folder), reserved(folder):

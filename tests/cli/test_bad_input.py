@@ -133,6 +133,16 @@ def test_what_is_in_the_way_is_seen_before_the_run(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_no_command_puts_its_certificate_into_a_model(run: Run, copied: Callable[[str], Path]) -> None:
+    """`qualify` of a pair of one's own, as `certify` above."""
+    target = copied("target")
+    before = sorted(target.iterdir())
+    outcome = run("qualify", "fake", "--target", target, "--draft", PAIR.draft, "--out", target, "--quiet")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert "is a model's folder" in outcome.err
+    assert sorted(target.iterdir()) == before
+
+
 def test_a_refused_run_takes_every_folder_away_that_it_made(run: Run, tmp_path: Path) -> None:
     """Those above the one of the run, too; a name that no file system takes is refused like any other."""
     for arguments in (["qualify", "/"], ["certify", "./nowhere", str(PAIR.draft)], ["qualify", "a" * 300]):
