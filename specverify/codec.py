@@ -307,7 +307,7 @@ class _Range(NamedTuple):
         return f"{low} and {'at most' if self.ends[1] == ']' else 'below'} {self.high:,}"
 
 
-_COUNT, _SHARE, _RATE = _Range(1, 10**8), _Range(0, 1), _Range(1e-300, 1, "()")
+_COUNT, _SHARE, _RATE = _Range(1, 10**8), _Range(0, 1), _Range(1e-300, 1, "()")  # shares of a smaller rate underflow
 _RANGES: dict[str, _Range] = {
     "seed": _Range(0, 2**64 - 1),
     "num_speculative_tokens": _Range(1, 64),
